@@ -1,0 +1,84 @@
+"""Configs of the engine: frozen, keyword-only, checked once. "auto" is resolved by returning a new config."""
+
+from __future__ import annotations
+
+import msgspec
+
+from alula.core.errors import InvalidOption
+
+MAX_STEPS = 8
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+PLACEMENTS = ("auto", "sharded", "replicated")
+
+
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tensor parallelism of one engine.
+
+    tp: number of ranks. collectives: "auto" or the name of one backend. draft: whether the head is sharded over the
+    ranks or held whole by each ("auto" shards where its heads divide by tp).
+    """
+
+    tp: int = 1
+    collectives: str = "auto"
+    draft: str = "auto"
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.tp < 1:
+            raise InvalidOption(f"--tp is {self.tp}; expected 1 or more")
+        if self.draft not in PLACEMENTS:
+            raise InvalidOption(f"--draft-tp is {self.draft!r}; expected one of {', '.join(PLACEMENTS)}")
+
+
+class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Drafting: `steps` drafts a cycle (k). head: "trained", "random" or "adversarial" weights of the draft.
+
+    aux_boundaries and feedback override what the head's config says (see docs/heads.md).
+    """
+
+    steps: int = 4
+    head: str = "trained"
+    aux_boundaries: tuple[int, ...] | None = None
+    feedback: str | None = None  # "pre" or "post" the final norm
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= MAX_STEPS:
+            raise InvalidOption(f"--steps is {self.steps}; expected 1 to {MAX_STEPS}")
+        if self.head not in ("trained", "random", "adversarial"):
+            raise InvalidOption(
+                f"--draft-head is {self.head!r}; expected 'trained', 'random' or 'adversarial'"
+            )
+        if self.feedback not in (None, "pre", "post"):
+            raise InvalidOption(f"feedback is {self.feedback!r}; expected 'pre' or 'post'")
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine. `dtype` and `device` may be "auto" until `resolve` in engine/setup.py returns a new config.
+
+    kv_memory_bytes: budget of the paged KV cache, target and draft together; None sizes it from free memory.
+    context_tokens: longest sequence served; None takes the model's own limit (or less, where memory is short).
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    exact: bool = False
+    page_tokens: int = 16
+    kv_memory_bytes: int | None = None
+    context_tokens: int | None = None
+    max_batch: int = 32
+    chunk_tokens: int = 512
+    threads: int | None = None
+    seed: int = 0
+    parallel: ParallelConfig = ParallelConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InvalidOption(f"--dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
+        for name in ("page_tokens", "max_batch", "chunk_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidOption(f"{name} is {getattr(self, name)}; expected 1 or more")
+        for name in ("kv_memory_bytes", "context_tokens", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidOption(f"{name} is {value}; expected 1 or more, or none")

@@ -1,0 +1,25 @@
+"""The one reader of environment variables. Nobody else in the package touches os.environ to decide something."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where alula keeps what it downloaded: $ALULA_CACHE, else $XDG_CACHE_HOME/alula, else ~/.cache/alula."""
+    if own := os.environ.get("ALULA_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "alula"
+
+
+def rank_from_launcher() -> tuple[int, int] | None:
+    """(rank, world size) where a launcher such as torchrun set them, else None."""
+    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    return (int(rank), int(size)) if rank and size else None
+
+
+def inherited() -> dict[str, str]:
+    """A copy of the whole environment, to build a rank's environment from."""
+    return dict(os.environ)

@@ -1,0 +1,152 @@
+"""Records: what the run tower writes and the reason tower reads. Small frozen structs, one JSON object a line.
+
+Every line carries a `type` tag, so a file may mix them. Times are milliseconds of wall time unless a name says
+otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from alula.core.errors import CheckpointError, ModelNotFound, RecordWriteError
+
+PHASES = ("schedule", "draft", "verify", "accept", "extend", "emit", "other")
+RECORD_SCHEMA = 1
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective backend that was not used for a call, and why."""
+
+    backend: str
+    reason: str
+
+
+class DispatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag="dispatch"):
+    """One decision of the communication layer: made once for each distinct call, counted afterwards."""
+
+    op: str  # all_reduce | all_gather | broadcast
+    num_bytes: int
+    dtype: str
+    num_ranks: int
+    phase: str  # draft | verify | extend | other
+    backend: str
+    refused: tuple[Refusal, ...] = ()
+    num_calls: int = 0
+
+
+class PhaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How the forwards of one phase ran: a graph replay, or eagerly and why."""
+
+    replayed: bool
+    reason: str | None = None
+
+
+class RequestCycle(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request did in one cycle. `accepted` counts drafts before truncation by a stop or a length."""
+
+    request_id: str
+    width: int
+    num_prefill: int  # rows that fed known tokens (prompt, or everything after a preemption)
+    drafted: int
+    accepted: int
+    emitted: int
+    truncated: bool
+    kv_tokens: int
+
+
+class CycleRecord(msgspec.Struct, frozen=True, kw_only=True, tag="cycle"):
+    """One cycle: propose, verify, accept, commit, count."""
+
+    index: int
+    wall_ms: float
+    phases_ms: dict[str, float]
+    requests: tuple[RequestCycle, ...]
+    outcomes: dict[str, PhaseOutcome]
+    num_rows: int
+    exactness: str | None = None  # None: exact as promised; else why it is off
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
+    """One finished request. Identity, before truncation: emitted tokens = accepted + decode cycles."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    finish_reason: str
+    num_cycles: int
+    drafted: int
+    accepted: int
+    accepted_per_position: tuple[int, ...]
+    drafted_per_position: tuple[int, ...]
+    num_truncated_cycles: int
+    num_preemptions: int
+    error: str | None = None
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
+    """The first line of a record file: what ran, where."""
+
+    schema: int = RECORD_SCHEMA
+    alula: str
+    torch: str
+    model: str
+    draft: str | None
+    device: str
+    dtype: str
+    tp: int
+    draft_placement: str
+    steps: int
+    exact: bool
+    facts: dict[str, Any] = {}
+
+
+Record = RunRecord | CycleRecord | RequestRecord | DispatchRecord
+_decoder = msgspec.json.Decoder(Record)
+
+
+class RecordWriter:
+    """Appends records to a JSONL file, a line at a time. Raises RecordWriteError where the disk refuses.
+
+    Lines are flushed as they are written, so a crash loses at most the line under way.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._encoder = msgspec.json.Encoder()
+        try:
+            self._file = path.open("wb")
+        except OSError as error:
+            raise RecordWriteError(f"cannot write records to {path}: {error.strerror}") from error
+
+    def write(self, record: Record) -> None:
+        try:
+            self._file.write(self._encoder.encode(record) + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise RecordWriteError(
+                f"cannot write records to {self._path}: {error.strerror}; free space or choose another --record path"
+            ) from error
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError as error:
+            raise RecordWriteError(f"cannot close {self._path}: {error.strerror}") from error
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a JSONL file, in order. Raises CheckpointError with the line number of a bad line."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ModelNotFound(f"cannot read records from {path}: {error.strerror}") from error
+    with file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield _decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise CheckpointError(f"{path}:{number}: not a record of schema {RECORD_SCHEMA}: {error}") from error
