@@ -1,1 +1,1 @@
-"""TODO"""
+"""Twins of reference operations for CPUs: same names and signatures, a subset."""

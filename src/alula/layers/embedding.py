@@ -1,0 +1,55 @@
+"""Token embedding and output head, sharded over the vocabulary.
+
+R rows, H hidden, V vocabulary (possibly padded to a multiple of the ranks).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from alula.comm.group import Group
+from alula.layers.linear import LinearChoice, build_linear, shard
+from alula.layers.weights import WeightReader
+
+
+class VocabParallelEmbedding:
+    """Each rank holds a range of rows; ids outside it give zeros, and the sum over ranks is the embedding."""
+
+    def __init__(self, reader: WeightReader, name: str, vocab_size: int, hidden_size: int, group: Group) -> None:
+        self._start, self._stop = shard(vocab_size, group)
+        self.weight_VH = reader.take(f"{name}.weight", (vocab_size, hidden_size), (0, self._start, self._stop))
+        self._group = group
+
+    def __call__(self, ids_R: Tensor, phase: str) -> Tensor:
+        if self._group.size == 1:
+            return self.weight_VH.index_select(0, ids_R)
+        inside_R = (ids_R >= self._start) & (ids_R < self._stop)
+        local_RH = self.weight_VH.index_select(0, (ids_R - self._start).clamp(0, len(self.weight_VH) - 1))
+        return self._group.all_reduce(local_RH * inside_R[:, None], phase)
+
+
+class VocabParallelHead:
+    """Logits over the whole vocabulary: each rank multiplies its range, then all gather."""
+
+    def __init__(self, weight_VH: Tensor, vocab_size: int, group: Group, choice: LinearChoice) -> None:
+        self._product = build_linear(weight_VH, None, choice)
+        self._vocab_size = vocab_size
+        self._group = group
+
+    @classmethod
+    def read(
+        cls,
+        reader: WeightReader,
+        name: str,
+        vocab_size: int,
+        hidden_size: int,
+        group: Group,
+        choice: LinearChoice,
+    ) -> VocabParallelHead:
+        weight_VH = reader.take(f"{name}.weight", (vocab_size, hidden_size), (0, *shard(vocab_size, group)))
+        return cls(weight_VH, vocab_size, group, choice)
+
+    def __call__(self, hidden_RH: Tensor, phase: str) -> Tensor:
+        logits_RV = self._group.all_gather(self._product(hidden_RH), phase)
+        return logits_RV[:, : self._vocab_size]
+

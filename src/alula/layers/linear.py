@@ -1,0 +1,110 @@
+"""Matrix products sharded over the ranks of a group: by columns (outputs) or by rows (inputs).
+
+Megatron's pairing (Shoeybi et al. 2019): a column-parallel product needs no communication, the row-parallel one that
+follows needs one all-reduce. R rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import torch
+from torch import Tensor
+
+from alula.comm.group import Group
+from alula.kernels.cpu import linear as packed
+from alula.kernels.reference.linear import Linear as TorchLinear
+from alula.layers.weights import WeightReader
+
+
+class LinearKernel(Protocol):
+    """A product with a constant weight."""
+
+    name: str
+
+    def __call__(self, x_RI: Tensor) -> Tensor: ...
+
+
+class LinearChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which kernel multiplies, and why the faster one was refused (None where it was not)."""
+
+    kernel: str
+    refusal: str | None = None
+
+
+def choose_linear(device: torch.device, dtype: torch.dtype) -> LinearChoice:
+    """The packed oneDNN kernel on a CPU that admits it, else torch's own, with the reason."""
+    if device.type != "cpu":
+        return LinearChoice(kernel="torch")
+    reason = packed.refusal(dtype)
+    return LinearChoice(kernel="torch" if reason else "onednn-packed", refusal=reason)
+
+
+def build_linear(weight_OI: Tensor, bias_O: Tensor | None, choice: LinearChoice) -> LinearKernel:
+    if choice.kernel == "onednn-packed":
+        return packed.Linear(weight_OI, bias_O)
+    return TorchLinear(weight_OI, bias_O)
+
+
+def shard(size: int, group: Group) -> tuple[int, int]:
+    """This rank's range of `size` items, in equal shares; the last ones may reach past the end (and are padded)."""
+    share = -(-size // group.size)
+    return group.rank * share, (group.rank + 1) * share
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One of the products that a fused layer holds: its tensor's name (without ".weight") and number of outputs."""
+
+    name: str
+    num_outputs: int
+
+
+class ColumnParallelLinear:
+    """Several products of one input fused into one, each sharded by its outputs. No communication."""
+
+    def __init__(
+        self,
+        reader: WeightReader,
+        parts: Sequence[Part],
+        num_inputs: int,
+        group: Group,
+        choice: LinearChoice,
+        bias: bool = False,
+    ) -> None:
+        cuts = [shard(part.num_outputs, group) for part in parts]
+        pairs = list(zip(parts, cuts, strict=True))
+        weight = torch.cat(
+            [reader.take(f"{p.name}.weight", (p.num_outputs, num_inputs), (0, *cut)) for p, cut in pairs]
+        )
+        bias_O = None
+        if bias:
+            bias_O = torch.cat([reader.take(f"{p.name}.bias", (p.num_outputs,), (0, *cut)) for p, cut in pairs])
+        self._product = build_linear(weight, bias_O, choice)
+
+    def __call__(self, x_RI: Tensor) -> Tensor:
+        return self._product(x_RI)
+
+
+class RowParallelLinear:
+    """A product sharded by its inputs; the partial sums are added over the ranks."""
+
+    def __init__(
+        self,
+        reader: WeightReader,
+        part: Part,
+        num_inputs: int,
+        group: Group,
+        choice: LinearChoice,
+        bias: bool = False,
+    ) -> None:
+        weight = reader.take(f"{part.name}.weight", (part.num_outputs, num_inputs), (1, *shard(num_inputs, group)))
+        self._product = build_linear(weight, None, choice)
+        # Added once, after the sum over ranks.
+        self._bias_O = reader.take(f"{part.name}.bias", (part.num_outputs,)) if bias else None
+        self._group = group
+
+    def __call__(self, x_RI: Tensor, phase: str) -> Tensor:
+        y_RO = self._group.all_reduce(self._product(x_RI), phase)
+        return y_RO if self._bias_O is None else y_RO + self._bias_O
