@@ -1,0 +1,29 @@
+"""What every test shares: fixed seeds for hypothesis, and GPU tests that say when they did not run."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Derandomised: the same examples on every machine and run. No deadline: nothing is timed in this suite.
+settings.register_profile(
+    "alula", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("alula")
+
+
+def _has_gpu() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_items and not _has_gpu():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="not run: needs a CUDA GPU, and this machine has none"))
