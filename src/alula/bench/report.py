@@ -1,0 +1,107 @@
+"""A bench result as one table and a few sentences for people. Formats figures; computes none."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from alula.bench.compare import Measurement
+from alula.bench.results import Figures, SideFigures
+from alula.core.records import PHASES, RunRecord
+
+ABSENT = "-"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return ABSENT if value is None else f"{value:.{digits}f}"
+
+
+def ratio(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.2f}x"
+
+
+def title(run: RunRecord, num_prompts: int) -> str:
+    """One line that names what ran: model, head, device, dtype, ranks, drafts a cycle."""
+    parts = [run.model, f"draft {run.draft or 'none'}", f"{run.device} {run.dtype}"]
+    if run.tp > 1:
+        parts.append(f"tp {run.tp} (draft {run.draft_placement})")
+    if run.draft:
+        parts.append(f"{run.steps} drafts a cycle")
+    return ", ".join([*parts, f"{num_prompts} prompts"])
+
+
+def rows(figures: Figures) -> list[tuple[str, str, str, str]]:
+    """(figure, plain, EAGLE-3, note) of every line of the table; shared by terminal and HTML."""
+    plain, eagle3 = figures.plain, figures.eagle3
+    lines = [
+        (
+            "tokens/s",
+            number(plain.tokens_per_s, 1),
+            _of(eagle3, "tokens_per_s", 1),
+            f"speed-up {ratio(figures.speedup)}",
+        ),
+        (
+            "tokens per cycle",
+            number(plain.tokens_per_cycle),
+            _of(eagle3, "tokens_per_cycle"),
+            f"break-even {number(figures.break_even_tokens_per_cycle)}, "
+            f"ceiling {figures.ceiling_tokens_per_cycle or ABSENT}",
+        ),
+        ("ms a cycle", number(plain.cycle_ms), _of(eagle3, "cycle_ms"), ""),
+    ]
+    for phase in PHASES:
+        note = f"{ratio(figures.verify_over_plain_step)} plain" if phase == "verify" else ""
+        lines.append((f"  {phase}", _phase(plain, phase), _phase(eagle3, phase), note))
+    return [(name, left, right, note if eagle3 else "") for name, left, right, note in lines]
+
+
+def table(run: RunRecord, figures: Figures) -> Table:
+    result = Table(title=title(run, figures.num_prompts), title_justify="left", title_style="bold")
+    result.add_column("")
+    result.add_column("plain", justify="right")
+    result.add_column("EAGLE-3", justify="right")
+    result.add_column("")
+    for index, row in enumerate(rows(figures)):
+        result.add_row(*row, style="dim" if index >= 3 else None, end_section=index == 1)
+    return result
+
+
+def sentences(figures: Figures, measurement: Measurement) -> list[str]:
+    """What the table leaves open, a sentence each."""
+    said = [_verdict(figures)]
+    if figures.eagle3:
+        accepted = ", ".join(number(share) for share in figures.eagle3.acceptance_per_position)
+        said.append(f"Accepted by position: {accepted}.")
+        said.append(f"Mismatched tokens: {figures.mismatched_tokens} over {figures.num_prompts} prompts.")
+    if spread := figures.speedup_spread:
+        said.append(
+            f"By prompt, the speed-up is {ratio(spread.median)} in the median "
+            f"({ratio(spread.lowest)} to {ratio(spread.highest)})."
+        )
+    if figures.num_looping:
+        said.append(f"Left out of the figures, since their answers loop: {figures.num_looping} prompts.")
+    said += [f"Skipped {entry.prompt_id}: {entry.error}" for entry in measurement.skipped]
+    if measurement.stopped in ("budget", "interrupted", "fault"):
+        reason = {"budget": "the budget was spent", "interrupted": "interrupted", "fault": "a fault"}
+        said.append(f"Stopped after {figures.num_prompts} prompts: {reason[measurement.stopped]}.")
+    return said
+
+
+def _verdict(figures: Figures) -> str:
+    if figures.eagle3 is None:
+        return "Plain decoding only: there is no draft head (--draft HEAD)."
+    if figures.speedup is None:
+        return "No speed-up to report: no prompt left both sides with decode cycles."
+    word = "faster" if figures.speedup >= 1 else "slower"
+    return (
+        f"EAGLE-3 is {word}: {ratio(figures.speedup)}. A cycle brings "
+        f"{number(figures.eagle3.tokens_per_cycle)} tokens and costs "
+        f"{number(figures.break_even_tokens_per_cycle)} plain steps."
+    )
+
+
+def _of(side: SideFigures | None, name: str, digits: int = 2) -> str:
+    return ABSENT if side is None else number(getattr(side, name), digits)
+
+
+def _phase(side: SideFigures | None, phase: str) -> str:
+    return ABSENT if side is None or side.phases_ms is None else number(side.phases_ms[phase])

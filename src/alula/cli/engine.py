@@ -1,0 +1,27 @@
+"""Opens an engine as the shared options say. The one place of the command line that imports the run tower's top."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from alula.cli.options import EngineOptions
+from alula.cli.output import Output, check_writable
+
+if TYPE_CHECKING:
+    from alula.engine.llm import LLM
+
+
+@contextmanager
+def open_engine(model: str, options: EngineOptions, output: Output) -> Iterator[LLM]:
+    """An engine for the length of the block; options are checked before torch is loaded."""
+    config = options.config()
+    if options.record is not None:
+        check_writable("--record", options.record)
+    from alula.engine.llm import LLM
+
+    with output.loading() as say:
+        llm = LLM(model, draft=options.draft_name(), config=config, record=options.record, progress=say)
+    with llm:
+        yield llm

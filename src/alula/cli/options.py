@@ -1,0 +1,196 @@
+"""The options that commands share, each defined once, and what they become: an EngineConfig, SamplingParams.
+
+Ranges are checked by those records, not here. `grouped` lets a command take a whole group as one parameter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from alula.core.config import DTYPES, EngineConfig, ParallelConfig, SpeculationConfig
+from alula.core.errors import InvalidOption
+from alula.core.sampling import SamplingParams
+
+_ENGINE, _SAMPLING = "Engine", "Sampling"
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+DEVICES = ("auto", "cpu", "cuda")
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="Hugging Face directory, hub id, .gguf file, or the built-in name smollm2-135m."
+    ),
+]
+Json = Annotated[
+    str | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Write the result as JSON; '-' is stdout, and text goes to stderr."
+    ),
+]
+Budget = Annotated[float | None, typer.Option("--budget", metavar="SECONDS", help="Stop after that many seconds.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Send prompts as they are, without the chat template.")]
+
+
+def _option(*names: str, text: str, panel: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, metavar=metavar)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How to load and run the model."""
+
+    draft: Annotated[
+        str,
+        _option(
+            "--draft",
+            text="EAGLE-3 head: directory, file or hub id; 'none' decodes plainly; 'auto' is the head that the "
+            "built-in model brings, for other models none.",
+            panel=_ENGINE,
+            metavar="HEAD",
+        ),
+    ] = "auto"
+    draft_head: Annotated[
+        str,
+        _option(
+            "--draft-head",
+            text="The head's weights: trained, random or adversarial. The last two are experiments: slower, same "
+            "output.",
+            panel=_ENGINE,
+        ),
+    ] = "trained"
+    steps: Annotated[int, _option("--steps", text="Drafts a cycle, 1 to 8.", panel=_ENGINE, metavar="K")] = (
+        SpeculationConfig().steps
+    )
+    dtype: Annotated[str, _option("--dtype", text=f"One of {', '.join(DTYPES)}.", panel=_ENGINE)] = "auto"
+    device: Annotated[str, _option("--device", text=f"One of {', '.join(DEVICES)}.", panel=_ENGINE)] = "auto"
+    tp: Annotated[int, _option("--tp", text="Tensor-parallel ranks.", panel=_ENGINE, metavar="N")] = 1
+    draft_tp: Annotated[
+        str, _option("--draft-tp", text="The head over the ranks: auto, sharded or replicated.", panel=_ENGINE)
+    ] = "auto"
+    collectives: Annotated[
+        str, _option("--collectives", text="Communication backend, or auto.", panel=_ENGINE, metavar="NAME")
+    ] = "auto"
+    exact: Annotated[
+        bool,
+        _option(
+            "--exact", text="Same tokens with and without a draft, in bf16 on a CPU too; slower.", panel=_ENGINE
+        ),
+    ] = False
+    context: Annotated[
+        int | None,
+        _option("--context", text="Longest sequence (default: the model's).", panel=_ENGINE, metavar="TOKENS"),
+    ] = None
+    kv_memory: Annotated[
+        str | None,
+        _option(
+            "--kv-memory",
+            text="Memory of the KV cache, such as 512M or 2G (default: a share of what is free).",
+            panel=_ENGINE,
+            metavar="SIZE",
+        ),
+    ] = None
+    threads: Annotated[int | None, _option("--threads", text="CPU threads (default: all).", panel=_ENGINE)] = None
+    seed: Annotated[int, _option("--seed", text="Seed of sampling and of random heads.", panel=_ENGINE)] = 0
+    record: Annotated[
+        Path | None,
+        _option("--record", text="Write every cycle as a line of JSON.", panel=_ENGINE, metavar="FILE"),
+    ] = None
+
+    def draft_name(self) -> str | None:
+        return None if self.draft == "none" else self.draft
+
+    def config(self) -> EngineConfig:
+        """Raises InvalidOption where a value is out of range."""
+        if self.device not in DEVICES:
+            raise InvalidOption(f"--device is {self.device!r}; expected one of {', '.join(DEVICES)}")
+        return EngineConfig(
+            dtype=self.dtype,
+            device=self.device,
+            exact=self.exact,
+            kv_memory_bytes=None if self.kv_memory is None else parse_size("--kv-memory", self.kv_memory),
+            context_tokens=self.context,
+            threads=self.threads,
+            seed=self.seed,
+            parallel=ParallelConfig(tp=self.tp, collectives=self.collectives, draft=self.draft_tp),
+            speculation=SpeculationConfig(steps=self.steps, head=self.draft_head),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How to draw tokens; greedy by default."""
+
+    temperature: Annotated[
+        float, _option("--temperature", text="0 takes the likeliest token.", panel=_SAMPLING)
+    ] = 0.0
+    top_k: Annotated[int, _option("--top-k", text="Draw from the K likeliest; 0: no limit.", panel=_SAMPLING)] = 0
+    top_p: Annotated[float, _option("--top-p", text="Draw from this share of probability.", panel=_SAMPLING)] = 1.0
+    min_p: Annotated[
+        float, _option("--min-p", text="Drop tokens below this share of the likeliest.", panel=_SAMPLING)
+    ] = 0.0
+
+    def params(self, *, seed: int, max_tokens: int, stop: tuple[str, ...] = ()) -> SamplingParams:
+        """Raises InvalidOption where a value is out of range."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=seed,
+            max_tokens=max_tokens,
+            stop=stop,
+        )
+
+
+def parse_size(option: str, text: str) -> int:
+    """Bytes of a size such as "1000000", "512M" or "1.5G" (powers of 1024)."""
+    unit = _UNITS.get(text[-1:].upper(), 1)
+    try:
+        size = int(float(text[:-1] if unit > 1 else text) * unit)
+    except (ValueError, OverflowError):
+        size = 0
+    if size < 1:
+        raise InvalidOption(f"{option} is {text!r}; expected a size such as 512M or 2G")
+    return size
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with each parameter that is a group (a dataclass of options) replaced by the group's fields."""
+    hints = get_type_hints(command, include_extras=True)
+    flat: list[inspect.Parameter] = []
+    groups: dict[str, type[Any]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        kind = hints[parameter.name]
+        if is_dataclass(kind):
+            groups[parameter.name] = kind  # type: ignore[assignment]  # a dataclass type, not an instance
+            flat += _field_parameters(kind)  # type: ignore[arg-type]
+        else:
+            flat.append(parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY))
+
+    def run(**values: Any) -> None:
+        built = {
+            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            for name, kind in groups.items()
+        }
+        command(**values, **built)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+    return run
+
+
+def _field_parameters(group: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(group)
+    ]

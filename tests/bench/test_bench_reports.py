@@ -1,0 +1,130 @@
+"""The JSON document's schema, the table's words and the page, from one fake run."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from alula.bench.compare import Measurement, Workload, measure
+from alula.bench.document import document
+from alula.bench.page import page
+from alula.bench.prompts import Prompt
+from alula.bench.report import sentences, table
+from alula.bench.results import Figures, summarise
+from alula.core.records import PHASES
+from alula.core.sampling import SamplingParams
+from fake_llm import LOOPS, FakeLLM
+
+SCHEMA_KEYS = [
+    "schema",
+    "model",
+    "draft",
+    "device",
+    "dtype",
+    "tp",
+    "steps",
+    "prompts",
+    "looping_prompts",
+    "plain",
+    "eagle3",
+    "speedup",
+    "break_even_tokens_per_cycle",
+    "ceiling_tokens_per_cycle",
+    "mismatched_tokens",
+    "verify_over_plain_step",
+]
+
+
+def _bench(*texts: str, draft: str | None = "head") -> tuple[FakeLLM, Workload, Measurement, Figures]:
+    llm = FakeLLM("models/<m>", draft=draft)
+    prompts = tuple(Prompt(id=text, messages=({"role": "user", "content": text},)) for text in texts)
+    workload = Workload(
+        prompts=prompts, sampling=SamplingParams(max_tokens=128, seed=7), drafting=draft is not None
+    )
+    measurement = measure(llm, workload)
+    return llm, workload, measurement, summarise(measurement.runs, llm.describe().steps)
+
+
+def _document(*texts: str, draft: str | None = "head") -> dict[str, Any]:
+    llm, workload, measurement, figures = _bench(*texts, draft=draft)
+    return msgspec.json.decode(msgspec.json.encode(document(llm.describe(), workload, measurement, figures)))
+
+
+def test_document_follows_schema_1() -> None:
+    result = _document("a", LOOPS)
+    assert list(result)[: len(SCHEMA_KEYS)] == SCHEMA_KEYS
+    assert list(result["plain"])[:2] == ["tokens_per_s", "step_ms"]
+    assert list(result["eagle3"])[:5] == [
+        "tokens_per_s",
+        "cycle_ms",
+        "tokens_per_cycle",
+        "acceptance_per_position",
+        "phases_ms",
+    ]
+    assert list(result["eagle3"]["phases_ms"]) == list(PHASES)
+    assert (result["schema"], result["prompts"], result["looping_prompts"]) == (1, 2, 1)
+    assert result["speedup"] == pytest.approx(1.5) and result["mismatched_tokens"] == 0
+    assert (result["seed"], result["max_tokens"]) == (7, 128)
+    assert [entry["looping"] for entry in result["per_prompt"]] == [False, True]
+    assert result["provenance"]["versions"]["msgspec"]
+
+
+def test_without_a_draft_absent_values_are_null() -> None:
+    result = _document("a", draft=None)
+    for key in ("draft", "steps", "eagle3", "speedup", "ceiling_tokens_per_cycle", "mismatched_tokens"):
+        assert result[key] is None
+    assert result["plain"]["tokens_per_s"] == pytest.approx(100)
+
+
+def test_table_and_sentences() -> None:
+    llm, _, measurement, figures = _bench("a", LOOPS)
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table(llm.describe(), figures))
+    shown = console.export_text()
+    console.file.close()
+    for expected in ("speed-up 1.50x", "break-even 2.00, ceiling 5", "verify", "1.44x plain"):
+        assert expected in shown
+    said = " ".join(sentences(figures, measurement))
+    assert "EAGLE-3 is faster: 1.50x" in said and "their answers loop: 1 prompts" in said
+
+
+def test_page_is_well_formed_and_loads_nothing() -> None:
+    llm, workload, measurement, figures = _bench("a <b> & c")
+    described = llm.describe()
+    text = page(described, figures, measurement, document(described, workload, measurement, figures))
+    assert "models/<m>" not in text and "models/&lt;m&gt;" in text
+    assert not re.search(r"(src|href|url\()", text)
+    stack: list[str] = []
+
+    class Checker(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            if tag not in ("meta", "rect"):
+                stack.append(tag)
+
+        def handle_startendtag(self, tag: str, attrs: object) -> None:
+            pass
+
+        def handle_endtag(self, tag: str) -> None:
+            if tag != "rect":
+                assert stack.pop() == tag
+
+    checker = Checker()
+    checker.feed(text)
+    checker.close()
+    assert not stack
+    bars = [float(width) for width in re.findall(r'<rect x="[\d.]+" y="\d+" width="([\d.]+)"', text)]
+    assert sum(bars[: len(PHASES)]) == pytest.approx(320, abs=0.1)  # the plain step is half as long as the cycle
+    assert sum(bars[len(PHASES) :]) == pytest.approx(640, abs=0.1)
+
+
+def test_page_without_decode_cycles() -> None:
+    llm, workload, measurement, _ = _bench("a")
+    empty = summarise([], 4)
+    described = llm.describe()
+    text = page(described, empty, measurement, document(described, workload, measurement, empty))
+    assert "No decode cycles" in text

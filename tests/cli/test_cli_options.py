@@ -1,0 +1,91 @@
+"""Shared options: what they become, what they refuse, and how groups become flat parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from alula.cli.options import EngineOptions, SamplingOptions, grouped, parse_size
+from alula.core.config import EngineConfig
+from alula.core.errors import InvalidOption
+
+
+def test_defaults_are_the_config_s_own() -> None:
+    assert EngineOptions().config() == EngineConfig()
+    assert EngineOptions().draft_name() == "auto" and EngineOptions(draft="none").draft_name() is None
+
+
+def test_options_reach_the_config() -> None:
+    options = EngineOptions(
+        steps=8, draft_head="random", tp=3, draft_tp="sharded", exact=True, kv_memory="1.5G", device="cpu", seed=5
+    )
+    config = options.config()
+    assert (config.speculation.steps, config.speculation.head) == (8, "random")
+    assert (config.parallel.tp, config.parallel.draft) == (3, "sharded")
+    assert (config.exact, config.kv_memory_bytes, config.device, config.seed) == (True, 3 * 2**29, "cpu", 5)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--steps", "0"],
+        ["--steps", "9"],
+        ["--steps", "many"],
+        ["--tp", "0"],
+        ["--dtype", "int4"],
+        ["--device", "tpu"],
+        ["--draft-head", "lucky"],
+        ["--draft-tp", "half"],
+        ["--context", "0"],
+        ["--kv-memory", "lots"],
+        ["--threads", "0"],
+        ["--seed", "-1"],
+        ["--temperature", "-1"],
+        ["--temperature", "nan"],
+        ["--top-p", "0"],
+        ["--top-k", "-1"],
+        ["--min-p", "2"],
+        ["--max-tokens", "0"],
+        ["--budget", "0"],
+        ["--budget", "nan"],
+        ["--unknown"],
+        ["another-model"],
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_bad_values_are_user_errors(alula: Callable[..., Any], command: str, arguments: list[str]) -> None:
+    outcome = alula(command, "m", *(["--prompt", "hi"] if command == "run" else []), *arguments)
+    assert outcome.code == 2
+    assert outcome.err.startswith("alula: error: ") and "Traceback" not in outcome.err
+    assert "loading" not in outcome.err  # refused before any work
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("1000000", 10**6), ("512M", 2**29), ("2g", 2**31), ("0.5K", 512)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size("--kv-memory", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1", "0", "nan", "inf", "1e999", "infG", "12 apples"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(InvalidOption, match="--kv-memory"):
+        parse_size("--kv-memory", text)
+
+
+def test_grouped_flattens_and_rebuilds() -> None:
+    seen: list[Any] = []
+
+    def command(name: str, sampling: SamplingOptions, limit: int = 3) -> None:
+        """Says what it does."""
+        seen.append((name, sampling, limit))
+
+    flat = grouped(command)
+    names = list(inspect.signature(flat).parameters)
+    assert names == ["name", "temperature", "top_k", "top_p", "min_p", "limit"]
+    assert flat.__doc__ == "Says what it does." and flat.__name__ == "command"
+    flat(name="n", temperature=0.5, top_k=1, top_p=1.0, min_p=0.0, limit=4)
+    assert seen == [("n", SamplingOptions(temperature=0.5, top_k=1), 4)]
