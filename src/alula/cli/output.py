@@ -72,8 +72,8 @@ class Output:
         self._json_file = json_file
         if json_file not in (None, STDOUT):
             check_writable("--json", Path(json_file))
-        self._stdout: Any = sys.stdout or _Nowhere()
-        self._stderr: Any = sys.stderr or _Nowhere()
+        self._stdout = _or_nowhere(sys.stdout)
+        self._stderr = _or_nowhere(sys.stderr)
         self._text: Any = self._stdout
         if json_file == STDOUT:
             self._text = self._stderr
@@ -187,3 +187,7 @@ class _Nowhere(io.TextIOBase):
 
     def write(self, text: str) -> int:
         return len(text)
+
+
+def _or_nowhere(stream: IO[str] | None) -> Any:
+    return stream if stream is not None else _Nowhere()
