@@ -190,7 +190,7 @@ def _bad_factors(change: str) -> np.ndarray:
 @pytest.mark.parametrize("change", ["one off by 0.5 %", "too few", "not a number"])
 def test_factors_that_no_published_scaling_makes_are_refused(tmp_path: Path, change: str) -> None:
     sample = Sample(metadata={"llama.rope.freq_base": 500000.0}, extra={"rope_freqs.weight": _bad_factors(change)})
-    with pytest.raises(UnsupportedModel, match="rope_freqs.weight"):
+    with pytest.raises(UnsupportedModel, match=r"rope_freqs.weight"):
         _open(tmp_path, sample)
 
 
@@ -252,15 +252,15 @@ def test_metadata_that_contradicts_itself_is_refused(tmp_path: Path, metadata: d
 
 def test_heads_that_do_not_fit_the_rows_are_refused_when_read(tmp_path: Path) -> None:
     checkpoint, _ = _open(tmp_path, Sample(metadata={"llama.attention.head_count": 3}))
-    with pytest.raises(CheckpointError, match="attn_q.weight' has 64 rows; expected 3 heads of 16"):
+    with pytest.raises(CheckpointError, match=r"attn_q.weight' has 64 rows; expected 3 heads of 16"):
         checkpoint.read("model.layers.0.self_attn.q_proj.weight")
 
 
 def test_absent_tensors_and_rows_are_refused(tmp_path: Path) -> None:
     checkpoint, _ = _open(tmp_path)
-    with pytest.raises(CheckpointError, match="no tensor 'lm_head.weight'; it has 20 tensors"):
+    with pytest.raises(CheckpointError, match=r"no tensor 'lm_head.weight'; it has 20 tensors"):
         checkpoint.read("lm_head.weight")
-    with pytest.raises(CheckpointError, match="rows 5 to 65 of 'model.norm.weight' were asked for; it has 64"):
+    with pytest.raises(CheckpointError, match=r"rows 5 to 65 of 'model.norm.weight' were asked for; it has 64"):
         checkpoint.read_rows("model.norm.weight", 5, 65)
 
 

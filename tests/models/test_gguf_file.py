@@ -35,7 +35,7 @@ def test_a_file_cut_anywhere_is_refused_by_name(sample: Path, data: st.DataObjec
     cut = data.draw(st.integers(0, _last_byte(sample) - 1))
     path = sample.with_name("cut.gguf")
     path.write_bytes(whole[:cut])
-    with pytest.raises(CheckpointError, match="cut.gguf"):
+    with pytest.raises(CheckpointError, match=r"cut.gguf"):
         GgufCheckpoint(path)
 
 
@@ -43,7 +43,7 @@ def test_a_file_cut_anywhere_is_refused_by_name(sample: Path, data: st.DataObjec
 def test_a_file_cut_at_a_border_is_refused_by_name(sample: Path, cut: int) -> None:
     path = sample.with_name("border.gguf")
     path.write_bytes(sample.read_bytes()[: cut if cut >= 0 else _last_byte(sample) + cut])
-    with pytest.raises(CheckpointError, match="border.gguf"):
+    with pytest.raises(CheckpointError, match=r"border.gguf"):
         GgufCheckpoint(path)
 
 
@@ -125,7 +125,7 @@ def test_absurd_counts_are_refused_without_allocating(sample: Path) -> None:
 def test_an_unknown_tensor_type_is_named(sample: Path) -> None:
     at = sample.read_bytes().index(b"token_embd.weight") + len("token_embd.weight") + 4 + 2 * 8
     path = _patched(sample, "type.gguf", lambda whole: struct.pack_into("<I", whole, at, 999))
-    with pytest.raises(UnsupportedModel, match="token_embd.weight' has the unknown ggml type 999"):
+    with pytest.raises(UnsupportedModel, match=r"token_embd.weight' has the unknown ggml type 999"):
         GgufFile(path)
 
 
@@ -159,7 +159,7 @@ def test_another_alignment_is_honoured(tmp_path: Path) -> None:
     norm = file.raw(file.tensors["output_norm.weight"]).view(np.float32)
     assert np.array_equal(norm, weights["model.norm.weight"])
     path = _patched(path, "alignment.gguf", lambda whole: struct.pack_into("<I", whole, _value(whole), 48))
-    with pytest.raises(CheckpointError, match="general.alignment is 48; expected a power of two"):
+    with pytest.raises(CheckpointError, match=r"general.alignment is 48; expected a power of two"):
         GgufFile(path)
 
 

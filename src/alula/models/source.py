@@ -6,6 +6,7 @@ repository) is fetched here, so that everything later reads local files.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -60,12 +61,12 @@ def resolve_source(name: str, progress: Progress | None = None) -> ModelSource:
         )
     tried = ["not a folder", "not a file", f"not a built-in name ({', '.join(builtin.MODELS)})"]
     if not HUB_ID.fullmatch(name):
-        tried.append("not a hub id (organisation/name)")
-    elif isinstance(answer := _hub(name, progress), Path):
-        return ModelSource(kind="hub", name=name, path=answer)
-    else:
-        tried.append(answer)
-    raise ModelNotFound(f"no model {name!r}: {'; '.join(tried)}")
+        raise _not_found(name, [*tried, "not a hub id (organisation/name)"])
+    return ModelSource(kind="hub", name=name, path=_hub(name, tried, progress))
+
+
+def _not_found(name: str, tried: list[str]) -> ModelNotFound:
+    return ModelNotFound(f"no model {name!r}: {'; '.join(tried)}")
 
 
 def _silent(line: str) -> None:
@@ -112,25 +113,37 @@ def _directory(name: str, path: Path) -> ModelSource:
     return ModelSource(kind="gguf", name=name, path=ggufs[0])
 
 
-def _hub(name: str, progress: Progress) -> Path | str:
-    """The local copy of a hub repository, or what the hub said instead."""
-    try:
-        import huggingface_hub
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
-    except ImportError:
-        return "hub not asked: huggingface_hub is not installed (`pip install 'alula[run]'`)"
+def _hub(name: str, tried: list[str], progress: Progress) -> Path:
+    """The local copy of a hub repository. Raises ModelNotFound with what the hub said."""
     progress(f"looking for {name} on the Hugging Face hub")
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(
-                name, allow_patterns=HUB_FILES, ignore_patterns=HUB_NOT, etag_timeout=HUB_TIMEOUT_S
-            )
-        )
-    except (EntryNotFoundError, HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        return f"hub said: {_first_line(error)}"
+        folder = _snapshot(name)
+    except ImportError as error:
+        answer = "hub not asked: huggingface_hub is not installed (`pip install 'alula[run]'`)"
+        raise _not_found(name, [*tried, answer]) from error
+    except Exception as error:  # some are its HTTP library's own, which has changed between versions
+        raise _not_found(name, [*tried, f"hub said: {_first_line(error)}"]) from error
     if not any(folder.glob("*.safetensors")):
-        return "hub said: found, but without safetensors files in its top folder; a GGUF must be fetched by hand"
+        answer = "hub said: found, but no safetensors files in its top folder; a GGUF file must be fetched by hand"
+        raise _not_found(name, [*tried, answer])
     return folder
+
+
+def _snapshot(name: str) -> Path:
+    """Fetches what is missing of a repository; takes the copy in the hub's cache where the hub gives no answer.
+
+    The hub is asked first with a time limit, because a download of its own accord waits for it without one.
+    """
+    import huggingface_hub
+
+    patterns = {"allow_patterns": HUB_FILES, "ignore_patterns": HUB_NOT}
+    try:
+        huggingface_hub.model_info(name, timeout=HUB_TIMEOUT_S)
+    except Exception:
+        with contextlib.suppress(OSError, ValueError):
+            return Path(huggingface_hub.snapshot_download(name, local_files_only=True, **patterns))
+        raise
+    return Path(huggingface_hub.snapshot_download(name, etag_timeout=HUB_TIMEOUT_S, **patterns))
 
 
 def _first_line(error: Exception) -> str:
