@@ -45,9 +45,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if not 1 <= self.steps <= MAX_STEPS:
             raise InvalidOption(f"--steps is {self.steps}; expected 1 to {MAX_STEPS}")
         if self.head not in ("trained", "random", "adversarial"):
-            raise InvalidOption(
-                f"--draft-head is {self.head!r}; expected 'trained', 'random' or 'adversarial'"
-            )
+            raise InvalidOption(f"--draft-head is {self.head!r}; expected 'trained', 'random' or 'adversarial'")
         if self.feedback not in (None, "pre", "post"):
             raise InvalidOption(f"feedback is {self.feedback!r}; expected 'pre' or 'post'")
 

@@ -149,4 +149,6 @@ def read_records(path: Path) -> Iterator[Record]:
             try:
                 yield _decoder.decode(line)
             except msgspec.DecodeError as error:
-                raise CheckpointError(f"{path}:{number}: not a record of schema {RECORD_SCHEMA}: {error}") from error
+                raise CheckpointError(
+                    f"{path}:{number}: not a record of schema {RECORD_SCHEMA}: {error}"
+                ) from error

@@ -6,6 +6,7 @@ Heads are sharded over the ranks. R rows, X block input, N query heads and K kv 
 from __future__ import annotations
 
 import msgspec
+import torch
 from torch import Tensor
 
 from alula.comm.group import Group
@@ -14,6 +15,7 @@ from alula.kernels.reference.attention import paged_attention
 from alula.kernels.reference.rope import apply_rope
 from alula.layers.forward_input import ForwardInput
 from alula.layers.linear import ColumnParallelLinear, LinearChoice, Part, RowParallelLinear
+from alula.layers.norm import RMSNorm
 from alula.layers.weights import WeightReader
 
 
@@ -26,6 +28,7 @@ class AttentionShape(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     head_dim: int
     bias: bool = False
+    qk_norm_eps: float | None = None  # RMS norm over each query and key head before rope (Qwen 3)
 
 
 class Attention:
@@ -50,6 +53,12 @@ class Attention:
         self._qkv = ColumnParallelLinear(reader, parts, shape.num_inputs, group, choice, shape.bias)
         output = Part(f"{prefix}.o_proj", shape.hidden_size)
         self._output = RowParallelLinear(reader, output, query_size, group, choice, shape.bias)
+        self._head_norms = None
+        if shape.qk_norm_eps is not None:
+            eps = shape.qk_norm_eps
+            self._head_norms = tuple(
+                RMSNorm(reader, f"{prefix}.{name}_norm", shape.head_dim, eps) for name in ("q", "k")
+            )
         self._num_heads = shape.num_heads // group.size
         self._num_kv_heads = shape.num_kv_heads // group.size
         self._head_dim = shape.head_dim
@@ -58,12 +67,19 @@ class Attention:
     def __call__(self, x_RX: Tensor, rotary: tuple[Tensor, Tensor], forward: ForwardInput) -> Tensor:
         qkv_RAD = self._qkv(x_RX).view(x_RX.shape[0], -1, self._head_dim)
         num_rotated = self._num_heads + self._num_kv_heads
-        rotated_RAD = apply_rope(qkv_RAD[:, :num_rotated], *rotary)
+        rotated_RAD = apply_rope(self._normed(qkv_RAD[:, :num_rotated]), *rotary)
         q_RND, k_RKD = rotated_RAD[:, : self._num_heads], rotated_RAD[:, self._num_heads :]
         cache = forward.cache
         cache.write(self._layer, forward.write_slots, k_RKD, qkv_RAD[:, num_rotated:])
         out_RX = paged_attention(q_RND, cache.k_LSKD[self._layer], cache.v_LSKD[self._layer], forward.groups)
         return self._output(out_RX, forward.phase)
+
+    def _normed(self, qk_RAD: Tensor) -> Tensor:
+        if self._head_norms is None:
+            return qk_RAD
+        query_norm, key_norm = self._head_norms
+        query, key = qk_RAD[:, : self._num_heads], qk_RAD[:, self._num_heads :]
+        return torch.cat((query_norm(query), key_norm(key)), dim=1)
 
 
 def check_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> None:

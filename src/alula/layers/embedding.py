@@ -52,4 +52,3 @@ class VocabParallelHead:
     def __call__(self, hidden_RH: Tensor, phase: str) -> Tensor:
         logits_RV = self._group.all_gather(self._product(hidden_RH), phase)
         return logits_RV[:, : self._vocab_size]
-

@@ -53,7 +53,9 @@ class WeightReader:
     def take(self, name: str, shape: tuple[int, ...], part: tuple[int, int, int] | None = None) -> Tensor:
         """The tensor, or the `part` (dim, start, stop) of it that this rank holds; rows beyond its end are zeros."""
         if name not in self._names:
-            raise CheckpointError(f"{self._source.description}: tensor {name} is missing; expected shape {list(shape)}")
+            raise CheckpointError(
+                f"{self._source.description}: tensor {name} is missing; expected shape {list(shape)}"
+            )
         found = self._source.shape(name)
         if found != shape:
             raise CheckpointError(

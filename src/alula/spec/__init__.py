@@ -1,1 +1,1 @@
-"""TODO"""
+"""EAGLE-3: the draft model, its checkpoints, drafting, acceptance."""

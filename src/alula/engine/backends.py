@@ -1,0 +1,147 @@
+"""Two ways to run an engine behind one interface: in this process, or as N rank processes in lockstep.
+
+On ranks every process executes the same commands in the same order and reaches the same bits, so no decision is sent
+around: the driver only broadcasts what came from outside (new requests, aborts).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from alula.comm.environment_plan import plan_environment
+from alula.comm.group import Group, single_group
+from alula.core.environment import inherited
+from alula.core.records import DispatchRecord
+from alula.engine.device import resolve_device
+from alula.engine.engine import Engine, StepOutput
+from alula.engine.ranks import RankPool
+from alula.engine.request import RequestSpec
+from alula.engine.setup import EngineSpec, Progress, load_parts
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded engine says of itself."""
+
+    dtype: str
+    device: str
+    vocab_size: int
+    context_tokens: int
+    draft_placement: str
+    facts: dict[str, Any]
+
+
+class StepCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """One cycle, after taking in these requests and aborts."""
+
+    adds: tuple[RequestSpec, ...] = ()
+    aborts: tuple[str, ...] = ()
+
+
+class DescribeCommand(msgspec.Struct, frozen=True):
+    """Asks for the Description."""
+
+
+class DispatchCommand(msgspec.Struct, frozen=True):
+    """Asks for the dispatch records of the rank."""
+
+
+class Worker:
+    """An engine that answers commands; the same object serves in this process and in a rank."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def handle(self, command: Any) -> Any:
+        if isinstance(command, StepCommand):
+            for request_id in command.aborts:
+                self._engine.abort(request_id)
+            for spec in command.adds:
+                self._engine.add(spec)
+            return self._engine.step()
+        if isinstance(command, DispatchCommand):
+            return self._engine.dispatch_records()
+        return describe(self._engine)
+
+
+def build_rank_worker(spec: EngineSpec, group: Group) -> Worker:
+    """Entry point of a rank process."""
+    return Worker(Engine(load_parts(spec, group)))
+
+
+def describe(engine: Engine) -> Description:
+    parts = engine.parts
+    return Description(
+        dtype=parts.config.dtype,
+        device=parts.device.type,
+        vocab_size=parts.shape.vocab_size,
+        context_tokens=parts.context_tokens,
+        draft_placement="none" if parts.drafter is None else parts.drafter.model.placement,
+        facts=parts.facts,
+    )
+
+
+class Backend(Protocol):
+    """How the driver reaches its engine or engines."""
+
+    def step(self, command: StepCommand) -> StepOutput: ...
+
+    def describe(self) -> Description: ...
+
+    def dispatch_records(self) -> tuple[DispatchRecord, ...]: ...
+
+    def close(self) -> None: ...
+
+
+class LocalBackend:
+    """One rank, in this process."""
+
+    def __init__(self, spec: EngineSpec, progress: Progress | None) -> None:
+        self._worker = Worker(Engine(load_parts(spec, single_group(), progress)))
+
+    def step(self, command: StepCommand) -> StepOutput:
+        output: StepOutput = self._worker.handle(command)
+        return output
+
+    def describe(self) -> Description:
+        description: Description = self._worker.handle(DescribeCommand())
+        return description
+
+    def dispatch_records(self) -> tuple[DispatchRecord, ...]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing outlives the object."""
+
+
+class RankedBackend:
+    """N spawned ranks."""
+
+    def __init__(self, spec: EngineSpec, progress: Progress | None) -> None:
+        parallel = spec.config.parallel
+        if progress:
+            progress(f"starting {parallel.tp} ranks")
+        device = resolve_device(spec.config.device).type
+        plan = plan_environment(parallel, device, inherited())
+        entry = f"{build_rank_worker.__module__}:{build_rank_worker.__name__}"
+        self._pool = RankPool(entry, parallel.tp, spec, plan, parallel.timeout_s)
+
+    def step(self, command: StepCommand) -> StepOutput:
+        output: StepOutput = self._pool.call(command)
+        return output
+
+    def describe(self) -> Description:
+        description: Description = self._pool.call(DescribeCommand())
+        return description
+
+    def dispatch_records(self) -> tuple[DispatchRecord, ...]:
+        records: tuple[DispatchRecord, ...] = self._pool.call(DispatchCommand())
+        return records
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def start_backend(spec: EngineSpec, progress: Progress | None) -> Backend:
+    return RankedBackend(spec, progress) if spec.config.parallel.tp > 1 else LocalBackend(spec, progress)

@@ -1,0 +1,222 @@
+"""One cycle in five verbs: propose, verify, accept, commit, count (DESIGN section 4).
+
+Plain decoding is the same path with empty drafts. Each verb is one method; `Engine.step` calls them in this order. Knows
+nothing of processes, prompts as text, or files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+from torch import Tensor
+
+from alula.core.errors import RankFailure
+from alula.core.records import CycleRecord, PhaseOutcome, RequestCycle
+from alula.engine.device import PhaseClock
+from alula.engine.emission import emit
+from alula.engine.request import ERROR, Request, TokenLogprob, Update
+from alula.engine.runner import NO_GRAPHS, TargetRows, TargetRunner
+from alula.engine.sampler import TokenSampler
+from alula.engine.scheduler import Scheduled, Scheduler
+from alula.engine.setup import Parts
+from alula.layers.geometry import Segment
+from alula.layers.slot_table import as_tensor
+from alula.spec.acceptance import Acceptance, accept_chain
+from alula.spec.drafting import ChainStart, DraftState, Extension
+
+# Ranks compare a hash of what they emitted every so many cycles.
+_AGREEMENT_PERIOD = 64
+
+
+@dataclass
+class CycleState:
+    """What the verbs hand to each other. `drafts`, `accepted` and `logprobs` go with `parts`, in order."""
+
+    clock: PhaseClock
+    parts: list[Scheduled]
+    drafts: list[list[int]] = field(default_factory=list)
+    rows: TargetRows | None = None
+    accepted: list[Acceptance | None] = field(default_factory=list)
+    logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+    counted: list[RequestCycle] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+
+
+class Cycle:
+    """The verbs, over one engine's parts."""
+
+    def __init__(self, parts: Parts, scheduler: Scheduler) -> None:
+        self._engine = parts
+        self._scheduler = scheduler
+        self._drafter = parts.drafter
+        head = None if parts.drafter is None else parts.drafter.model.config
+        boundaries = () if head is None else head.boundaries
+        self._runner = TargetRunner(parts.target, parts.geometry, boundaries, head is not None and not boundaries)
+        self._sampler = TokenSampler(parts.shape.vocab_size, parts.device)
+        self._index = 0
+
+    def propose(self, state: CycleState) -> None:
+        """The draft proposes a chain for every part that has room for drafts."""
+        state.clock.enter("draft")
+        state.drafts = [[] for _ in state.parts]
+        drafting = [i for i, part in enumerate(state.parts) if part.num_drafts]
+        if not drafting or self._drafter is None:
+            return
+        parts = [state.parts[i] for i in drafting]
+        choose = self._sampler.chooser(parts, self._drafter.model.hot_D)
+        for i, drafts in zip(drafting, self._drafter.chain([_start(part) for part in parts], choose), strict=True):
+            state.drafts[i] = drafts
+
+    def verify(self, state: CycleState) -> None:
+        """One target forward over every part's known tokens and drafts."""
+        state.clock.enter("verify")
+        if state.parts:
+            wants_features = any(self._keeps_draft(part.request) for part in state.parts)
+            state.rows = self._runner.run(state.parts, state.drafts, wants_features)
+
+    def accept(self, state: CycleState) -> None:
+        """The target's draw at every sampled row; the longest prefix of drafts that agrees, plus one token."""
+        state.clock.enter("accept")
+        state.accepted = [None] * len(state.parts)
+        state.logprobs = [[] for _ in state.parts]
+        if state.rows is None or state.rows.logits_SV is None:
+            return
+        drawn = self._sampler.draw(state.parts, state.drafts, state.rows)
+        for i in drawn.broken:
+            self._break(state.parts[i].request)
+        for i, tokens in drawn.tokens.items():
+            state.accepted[i] = accept_chain(state.drafts[i], tokens)
+            state.logprobs[i] = drawn.logprobs.get(i, [])
+
+    def commit(self, state: CycleState) -> None:
+        """Emits tokens, advances the caches, and extends the draft with the target's true features."""
+        state.clock.enter("emit")
+        for part, acceptance, logprobs in zip(state.parts, state.accepted, state.logprobs, strict=True):
+            self._advance(state, part, acceptance, logprobs)
+        for request in [r for r in self._scheduler.running if r.finished]:
+            self._scheduler.remove(request)
+        state.clock.enter("extend")
+        self._extend(state)
+        for request in self._scheduler.running:
+            self._scheduler.trim(request)
+
+    def count(self, state: CycleState) -> CycleRecord:
+        """One record of the cycle."""
+        state.clock.enter("other")
+        self._agree(state)
+        drafted = any(drafts for drafts in state.drafts)
+        phases: dict[str, PhaseOutcome] = {"verify": NO_GRAPHS} if state.rows is not None else {}
+        if drafted:
+            phases["draft"] = NO_GRAPHS
+        if state.rows is not None and state.rows.features_RF is not None:
+            phases["extend"] = NO_GRAPHS
+        wall_ms, phases_ms = state.clock.finish()
+        self._index += 1
+        return CycleRecord(
+            index=self._index - 1,
+            wall_ms=wall_ms,
+            phases_ms=phases_ms,
+            requests=tuple(state.counted),
+            outcomes=phases,
+            num_rows=sum(part.num_known + part.num_drafts for part in state.parts),
+            exactness=self._exactness_off(state),
+        )
+
+    def _advance(
+        self, state: CycleState, part: Scheduled, acceptance: Acceptance | None, logprobs: list[TokenLogprob]
+    ) -> None:
+        request = part.request
+        accepted = acceptance.accepted if acceptance else 0
+        was_decoding = not part.is_prefill
+        update = None
+        if not request.finished:
+            request.num_kv += part.num_known + accepted
+            if acceptance is not None:
+                update = emit(request, acceptance.emitted, logprobs, self._engine)
+        num_emitted = len(update.token_ids) if update else 0
+        truncated = acceptance is not None and num_emitted < len(acceptance.emitted)
+        if was_decoding and acceptance is not None:
+            request.tally.count(part.num_drafts, accepted, truncated)
+        if update is not None:
+            record = request.record() if request.finished else None
+            state.updates.append(msgspec.structs.replace(update, record=record))
+        state.counted.append(
+            RequestCycle(
+                request_id=request.spec.request_id,
+                width=part.num_known + part.num_drafts,
+                num_prefill=part.num_known if part.is_prefill else 0,
+                drafted=part.num_drafts,
+                accepted=accepted,
+                emitted=num_emitted,
+                truncated=truncated,
+                kv_tokens=request.num_kv,
+            )
+        )
+
+    def _extend(self, state: CycleState) -> None:
+        """Feeds the draft every committed row of the requests that go on; their last rows begin the next chains."""
+        if self._drafter is None or state.rows is None or state.rows.features_RF is None:
+            return
+        rows: list[Tensor] = []
+        extensions: list[Extension] = []
+        requests: list[Request] = []
+        base = 0
+        for part, acceptance in zip(state.parts, state.accepted, strict=True):
+            request = part.request
+            if self._keeps_draft(request) and not request.finished:
+                width = part.num_known + (acceptance.accepted if acceptance else 0)
+                extensions.append(_extension(request, width, acceptance is not None))
+                rows.append(state.rows.features_RF[base : base + width])
+                requests.append(request)
+            base += part.num_known + part.num_drafts
+        if not extensions:
+            return
+        states = self._drafter.extend(extensions, rows[0] if len(rows) == 1 else torch.cat(rows))
+        for request, draft in zip(requests, states, strict=True):
+            request.draft = draft
+
+    def _keeps_draft(self, request: Request) -> bool:
+        return self._drafter is not None and request.spec.steps > 0
+
+    def _break(self, request: Request) -> None:
+        """Fails one request whose logits are not numbers, and cleans its slots: NaN spreads even through a mask."""
+        request.finish(ERROR, "the target's logits hold NaN or infinity: the weights or the dtype are unsound")
+        slots = as_tensor(request.table.slots(0, request.table.capacity))
+        self._engine.geometry.cache.clear(slots)
+        if self._drafter is not None:
+            self._drafter.cache.clear(slots)
+
+    def _agree(self, state: CycleState) -> None:
+        """All ranks hold the same bits (instead of one deciding and telling the others)."""
+        group = self._engine.group
+        if group.size == 1 or self._index % _AGREEMENT_PERIOD or state.rows is None:
+            return
+        if state.rows.logits_SV is not None and not group.bits_agree(state.rows.logits_SV):
+            raise RankFailure(
+                f"cycle {self._index}: the ranks hold different logits; a collective gave them different sums"
+            )
+
+    def _exactness_off(self, state: CycleState) -> str | None:
+        if self._engine.exactness.off is not None:
+            return self._engine.exactness.off
+        preempted = any(part.request.num_preemptions for part in state.parts)
+        return "kv_written_again_after_preemption" if preempted else None
+
+
+def _start(part: Scheduled) -> ChainStart:
+    request = part.request
+    draft = request.draft
+    assert isinstance(draft, DraftState)  # the scheduler gives drafts only to requests that have a state
+    return ChainStart(request.table, request.num_kv, part.num_drafts, draft)
+
+
+def _extension(request: Request, width: int, wants_state: bool) -> Extension:
+    """The last `width` committed positions and the token after each.
+
+    The successor of a chunk's last position is the next prompt token, not a sampled one: `tokens` has either.
+    """
+    first = request.num_kv - width
+    successors = request.tokens[first + 1 : first + width + 1]
+    return Extension(Segment(request.table, first, width), successors, wants_state)

@@ -1,0 +1,80 @@
+"""Runs the target over the rows of one cycle. Knows parts and drafts, not how they were chosen or what follows.
+
+R rows, S sampled rows, H hidden, F features, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from alula.core.records import PhaseOutcome
+from alula.engine.scheduler import Scheduled
+from alula.layers.geometry import Geometry, Segment, build_forward
+from alula.models.llama import LlamaModel
+
+# There are no graphs in this version: each phase says so in every record.
+NO_GRAPHS = PhaseOutcome(replayed=False, reason="graphs_not_built")
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """features_RF: one row for each row of every part, in order (None without a head).
+
+    logits_SV: one row for each sampled row. first_sampled: for each part, its first row in logits_SV, or None.
+    """
+
+    features_RF: Tensor | None
+    logits_SV: Tensor | None
+    first_sampled: tuple[int | None, ...]
+
+
+class TargetRunner:
+    """One target over one cache. boundaries: which features the head reads; empty with `final_feature` for the
+    hidden state after the final norm."""
+
+    def __init__(
+        self,
+        target: LlamaModel,
+        geometry: Geometry,
+        boundaries: tuple[int, ...],
+        final_feature: bool,
+    ) -> None:
+        self._target = target
+        self._geometry = geometry
+        self._boundaries = boundaries
+        self._final_feature = final_feature
+
+    def run(self, parts: Sequence[Scheduled], drafts: Sequence[Sequence[int]], wants_features: bool) -> TargetRows:
+        """One forward over the known tokens and drafts of every part; writes their keys and values."""
+        segments, ids = [], []
+        for part, drafted in zip(parts, drafts, strict=True):
+            request, start = part.request, part.request.num_kv
+            segments.append(Segment(request.table, start, part.num_known + part.num_drafts))
+            ids += [*request.tokens[start : start + part.num_known], *drafted]
+        forward = build_forward(self._geometry, segments, ids, "verify")
+        output = self._target(forward, self._boundaries if wants_features else ())
+        sampled, first_sampled = _sampled_rows(parts)
+        logits_SV = self._target.logits(_pick(output.hidden_RH, sampled), "verify") if sampled else None
+        features_RF = output.hidden_RH if wants_features and self._final_feature else output.features_RF
+        return TargetRows(None if features_RF is None else features_RF[: len(ids)], logits_SV, first_sampled)
+
+
+def _sampled_rows(parts: Sequence[Scheduled]) -> tuple[list[int], tuple[int | None, ...]]:
+    """Rows whose logits are needed: the last known one of a part that samples, and its drafts."""
+    rows: list[int] = []
+    firsts: list[int | None] = []
+    base = 0
+    for part in parts:
+        end = base + part.num_known + part.num_drafts
+        firsts.append(len(rows) if part.samples else None)
+        if part.samples:
+            rows += range(base + part.num_known - 1, end)
+        base = end
+    return rows, tuple(firsts)
+
+
+def _pick(hidden_RH: Tensor, rows: list[int]) -> Tensor:
+    return hidden_RH if rows == list(range(hidden_RH.shape[0])) else hidden_RH[rows]

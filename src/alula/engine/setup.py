@@ -1,0 +1,220 @@
+"""From a config to loaded parts: device, dtype, target, head, caches. Runs the same on every rank.
+
+Knows nothing of requests. What was chosen, and why something faster was not, ends in `facts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from alula.comm.group import Group
+from alula.core.config import EngineConfig
+from alula.core.errors import AlulaError, InvalidOption, OutOfMemory
+from alula.core.shape import ModelShape, parse_shape
+from alula.engine.device import device_name, free_memory_bytes, resolve_device
+from alula.engine.exactness import Exactness, plan_exactness
+from alula.layers.attention import check_heads
+from alula.layers.geometry import Geometry
+from alula.layers.kv_cache import KVCache
+from alula.layers.linear import choose_linear
+from alula.layers.weights import WeightReader
+from alula.models.checkpoint import open_checkpoint
+from alula.models.llama import LlamaModel
+from alula.models.source import ModelSource
+from alula.models.tokenizer import Tokenizer, load_tokenizer
+from alula.spec.draft_model import DraftModel
+from alula.spec.drafting import Drafter
+from alula.spec.head_loading import HeadPlace, load_head
+
+Progress = Callable[[str], None]
+# Share of the free memory that the KV cache may take where no budget is given.
+_CPU_SHARE, _CUDA_SHARE = 0.4, 0.85
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a rank needs to build its engine; picklable."""
+
+    source: ModelSource
+    head: Path | None
+    config: EngineConfig
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A loaded engine's parts. `drafter` is None without a head."""
+
+    config: EngineConfig
+    shape: ModelShape
+    tokenizer: Tokenizer
+    target: LlamaModel
+    drafter: Drafter | None
+    geometry: Geometry
+    exactness: Exactness
+    group: Group
+    device: torch.device
+    num_pages: int
+    context_tokens: int
+    facts: dict[str, Any]
+
+
+def load_parts(spec: EngineSpec, group: Group, progress: Progress | None = None) -> Parts:
+    """Loads target and head and sizes the caches. Raises UserErrors for bad input, OutOfMemory where it does not fit."""
+    say = progress or (lambda message: None)
+    config, device = _prepare(spec.config, group)
+    checkpoint = open_checkpoint(spec.source)
+    shape = parse_shape(checkpoint.config)
+    check_heads(shape.num_heads, shape.num_kv_heads, group.size)
+    dtype = resolve_dtype(config.dtype, checkpoint.config, device)
+    choice = choose_linear(device, dtype)
+    context = config.context_tokens or shape.max_position
+    place = HeadPlace(group, dtype, device, choice, config.parallel.draft, context, config.seed)
+    with _memory_errors("the weights", "use a smaller --dtype or more ranks (--tp)"):
+        target = LlamaModel(
+            WeightReader(checkpoint, dtype, device, _weights_progress(say)), shape, context, group, choice
+        )
+        draft = _load_draft(spec, target, place, say)
+    with _memory_errors("the KV cache", "give it less (--kv-memory) or shorten the context"):
+        caches = _size_caches(config, shape, draft, place)
+    context = _fit_context(config, context, caches.num_pages)
+    say("probing exactness")
+    exactness = plan_exactness(config.exact, device, dtype, target, caches.target)
+    geometry = replace(caches.target, kv_multiple=exactness.kv_multiple, row_multiple=exactness.row_multiple)
+    resolved = msgspec.structs.replace(config, dtype=str(dtype).removeprefix("torch."), device=device.type)
+    return Parts(
+        config=resolved,
+        shape=shape,
+        tokenizer=load_tokenizer(spec.source, checkpoint),
+        target=target,
+        drafter=Drafter(draft, caches.draft) if draft is not None and caches.draft is not None else None,
+        geometry=geometry,
+        exactness=exactness,
+        group=group,
+        device=device,
+        num_pages=caches.num_pages,
+        context_tokens=context,
+        facts={
+            "processor": device_name(device),
+            "weights": checkpoint.description,
+            "linear": msgspec.to_builtins(choice),
+            "exactness": msgspec.to_builtins(exactness),
+            "kv_tokens": (caches.num_pages - 1) * config.page_tokens,
+            "context_tokens": context,
+            "head": None if draft is None else _head_facts(draft),
+        },
+    )
+
+
+def resolve_dtype(name: str, model_config: dict[str, Any], device: torch.device) -> torch.dtype:
+    """What "auto" means: the checkpoint's own float type, but bfloat16 for float16 on a CPU (no fast half products)."""
+    if name != "auto":
+        return _DTYPES[name]
+    stored = str(model_config.get("dtype") or model_config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    if stored == "float16" and device.type == "cpu":
+        stored = "bfloat16"
+    return _DTYPES.get(stored, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class _Caches:
+    target: Geometry
+    draft: Geometry | None
+    num_pages: int
+
+
+def _prepare(config: EngineConfig, group: Group) -> tuple[EngineConfig, torch.device]:
+    torch.set_grad_enabled(False)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    elif group.size > 1:
+        torch.set_num_threads(1)
+    return config, resolve_device(config.device, group.rank)
+
+
+def _load_draft(spec: EngineSpec, target: LlamaModel, place: HeadPlace, say: Progress) -> DraftModel | None:
+    if spec.head is None and spec.config.speculation.head == "trained":
+        return None
+    say("loading the EAGLE-3 head")
+    return load_head(spec.head, spec.config.speculation, target, place)
+
+
+def _size_caches(config: EngineConfig, shape: ModelShape, draft: DraftModel | None, place: HeadPlace) -> _Caches:
+    """As many pages as the budget holds, but no more than max_batch requests of full context can use."""
+    num_kv_heads = shape.num_kv_heads // place.group.size
+    slot_bytes = KVCache.bytes_per_slot(shape.num_layers, num_kv_heads, shape.head_dim, place.dtype)
+    if draft is not None:
+        slot_bytes += KVCache.bytes_per_slot(1, draft.num_kv_heads, draft.config.head_dim, place.dtype)
+    share = _CPU_SHARE / place.group.size if place.device.type == "cpu" else _CUDA_SHARE
+    budget = config.kv_memory_bytes or int(free_memory_bytes(place.device) * share)
+    page_bytes = slot_bytes * config.page_tokens
+    wanted = config.max_batch * -(-place.context_tokens // config.page_tokens)
+    num_pages = agreed_minimum(place.group, min(wanted, budget // page_bytes)) + 1
+    if num_pages < 2:
+        raise InvalidOption(f"the KV memory of {budget} bytes holds no page of {page_bytes} bytes; give it more")
+    num_slots = num_pages * config.page_tokens
+    target_cache = KVCache(shape.num_layers, num_slots, num_kv_heads, shape.head_dim, place.dtype, place.device)
+    target = Geometry(target_cache, shape.num_query_groups, place.device)
+    if draft is None:
+        return _Caches(target, None, num_pages)
+    head = draft.config
+    draft_cache = KVCache(1, num_slots, draft.num_kv_heads, head.head_dim, place.dtype, place.device)
+    return _Caches(target, Geometry(draft_cache, head.num_heads // head.num_kv_heads, place.device), num_pages)
+
+
+def agreed_minimum(group: Group, count: int) -> int:
+    """The smallest count of any rank: all ranks must hold the same number of pages."""
+    if group.size == 1:
+        return count
+    counts = group.all_gather(torch.tensor([count], dtype=torch.int64), "other", dim=0)
+    return int(counts.min())
+
+
+def _fit_context(config: EngineConfig, context: int, num_pages: int) -> int:
+    capacity = (num_pages - 1) * config.page_tokens
+    if config.context_tokens is not None and config.context_tokens > capacity:
+        raise InvalidOption(
+            f"a context of {config.context_tokens} tokens does not fit the KV cache, which holds {capacity}: "
+            "give it more memory (--kv-memory) or ask for less context"
+        )
+    return min(context, capacity)
+
+
+def _head_facts(draft: DraftModel) -> dict[str, Any]:
+    head = draft.config
+    return {
+        "format": head.format,
+        "boundaries": list(head.boundaries),
+        "feedback": head.feedback,
+        "draft_vocab": head.draft_vocab_size or head.vocab_size,
+        "placement": draft.placement,
+    }
+
+
+def _weights_progress(say: Progress) -> Callable[[int, int], None]:
+    def report(done: int, total: int) -> None:
+        if done % 20 == 0 or done == total:
+            say(f"loading weights: {done} of {total} tensors")
+
+    return report
+
+
+@contextmanager
+def _memory_errors(what: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except AlulaError:
+        raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise OutOfMemory(f"out of memory for {what}: {error}; {remedy}") from error
+    except RuntimeError as error:
+        # torch's CPU allocator has no exception type of its own.
+        if "allocate memory" not in str(error):
+            raise
+        raise OutOfMemory(f"out of memory for {what}: {str(error).splitlines()[0]}; {remedy}") from error
