@@ -32,8 +32,9 @@ WORD = 0xFFFFFFFF
 SCALE = (1.0 - 2.0**-24) * 2.0**-32
 # Counters are computed in whole vectors, so that no element is left to a scalar tail with another logarithm.
 _COUNTERS_ALIGNED = 16
-# On a CPU: the state of more rows at the width of a real vocabulary would leave the second-level cache.
-_ROWS_AT_ONCE = 4
+# On a CPU, rows are taken together up to this many counters: enough for two threads to share the work, few enough
+# for the state to stay in the second-level cache.
+_COUNTERS_AT_ONCE = 65536
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -145,8 +146,8 @@ def _aligned(num_counters: int) -> int:
 def _fill_(noise_RC4: Tensor, seeds_R: Tensor, sample_indices_R: Tensor, positions_R: Tensor) -> None:
     """Writes the noise of token 4c + lane to [row, c, lane]."""
     groups_1C = torch.arange(noise_RC4.shape[1], device=noise_RC4.device)[None]
-    num_rows = noise_RC4.shape[0]
-    at_once = _ROWS_AT_ONCE if noise_RC4.device.type == "cpu" else num_rows
+    num_rows, num_counters = noise_RC4.shape[:2]
+    at_once = max(1, _COUNTERS_AT_ONCE // num_counters) if noise_RC4.device.type == "cpu" else max(1, num_rows)
     for start in range(0, num_rows, at_once):
         rows = slice(start, start + at_once)
         seeds = seeds_R if seeds_R.shape[0] == 1 else seeds_R[rows]

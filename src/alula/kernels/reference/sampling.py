@@ -1,11 +1,10 @@
-"""From logits to token ids: penalties, filters, draws, greedy choice, logprobs. Knows nothing of models or caches.
+"""From logits to token ids: filters, draws, greedy choice, logprobs. Knows nothing of requests, drafts or noise.
 
-The processed distribution of a row, all in fp32: temperature, top-k, top-p (of what top-k kept, renormalised), min-p
-(relative to the largest), renormalised. A row's result does not depend, bit for bit, on which rows come with it:
-probabilities are summed as whole numbers of 2^-40, whose sum has no order.
+The processed distribution of a row, all in fp32, after penalties (penalties.py): temperature, top-k, top-p (of what
+top-k kept, renormalised), min-p (relative to the largest), renormalised. A row's result does not depend, bit for bit,
+on which rows come with it: probabilities are summed as whole numbers of 2^-40, whose sum has no order.
 
-R rows, V vocabulary, F filtered rows, K candidates of a row (most probable first), N reported alternatives;
-W rows of one request in verify (its root, then its drafts), D drafts, S distinct tokens of its context.
+R rows, V vocabulary, F filtered rows, K candidates of a row (most probable first), N reported alternatives.
 """
 
 from __future__ import annotations
@@ -144,73 +143,6 @@ def logprobs(logits_RV: Tensor, chosen_R: Tensor, num_top: int) -> Logprobs:
         top_ids_RN=top_ids_RN,
         top_RN=log_probs_RV.gather(1, top_ids_RN),
     )
-
-
-class TokenCounts:
-    """Which tokens a request's context holds, for its penalties: prompt and output seen, output counted.
-
-    Only requests with a penalty need one. Grows by `extend`; drafts are never added, they are passed to
-    `apply_penalties`, so nothing has to be taken back when one is rejected.
-    """
-
-    def __init__(
-        self,
-        params: SamplingParams,
-        prompt_ids: Sequence[int],
-        vocab_size: int,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.params = params
-        self._seen_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        self._output_counts_V = torch.zeros(vocab_size, dtype=torch.int32, device=device)
-        self._known: set[int] = set()
-        self._ids_S = torch.empty(0, dtype=torch.int64, device=device)
-        self._add_seen(prompt_ids)
-
-    def extend(self, output_ids: Sequence[int]) -> None:
-        """Adds emitted tokens to the context."""
-        ids = torch.tensor(output_ids, dtype=torch.int64, device=self._seen_V.device)
-        self._output_counts_V.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
-        self._add_seen(output_ids)
-
-    def _add_seen(self, ids: Sequence[int]) -> None:
-        new = [token_id for token_id in dict.fromkeys(ids) if token_id not in self._known]
-        if new:
-            new_ids = torch.tensor(new, dtype=torch.int64, device=self._seen_V.device)
-            self._known.update(new)
-            self._seen_V[new_ids] = True
-            self._ids_S = torch.cat((self._ids_S, new_ids))
-
-    def penalise_(self, logits_WV: Tensor, drafts_D: Tensor) -> None:
-        """See `apply_penalties`."""
-        ids_S = self._ids_S
-        raw_WD = logits_WV[:, drafts_D]
-        logits_WV[:, ids_S] = self._penalised(logits_WV[:, ids_S], self._output_counts_V[ids_S])
-        # Draft tokens again, from their raw logits, with what each row's own path adds. A token that is not on the
-        # path of a row gets what it had, and one that was drafted twice gets the same value twice.
-        same_DD = (drafts_D[:, None] == drafts_D).to(torch.int32)
-        on_path_WD = torch.nn.functional.pad(same_DD.cumsum(0), (0, 0, 1, 0))[: logits_WV.shape[0]]
-        counts_WD = self._output_counts_V[drafts_D] + on_path_WD
-        seen_WD = self._seen_V[drafts_D] | (on_path_WD > 0)
-        logits_WV[:, drafts_D] = torch.where(seen_WD, self._penalised(raw_WD, counts_WD), raw_WD)
-
-    def _penalised(self, logits: Tensor, counts: Tensor) -> Tensor:
-        """What becomes of the logits of tokens that the context holds, `counts` of them in the output."""
-        p = self.params
-        repeated = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
-        return repeated - p.frequency_penalty * counts - p.presence_penalty * (counts > 0)
-
-
-def apply_penalties(logits_WV: Tensor, context: TokenCounts, drafts_D: Tensor | None = None) -> None:
-    """Penalises, in place, the fp32 logits of one request: row i as if drafts 1..i had already been emitted.
-
-    Repetition (Keskar et al. 2019, CTRL): logits of tokens in prompt or output are divided by the penalty where
-    positive, else multiplied. Then frequency, for each time a token was output, and presence, once if it was at all.
-    `drafts_D` is int64 with W - 1 entries (more are ignored, none are needed for one row).
-    """
-    if drafts_D is None:
-        drafts_D = torch.empty(0, dtype=torch.int64, device=logits_WV.device)
-    context.penalise_(logits_WV, drafts_D[: logits_WV.shape[0] - 1])
 
 
 def _filters(rows: Sequence[SamplingParams], device: torch.device | str) -> Filters | None:
