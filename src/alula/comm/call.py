@@ -1,0 +1,49 @@
+"""A collective call as admission sees it: operation, size, kind. Knows no backend and never looks at values."""
+
+from __future__ import annotations
+
+import msgspec
+from torch import Tensor
+
+from alula.core.records import PHASES
+
+ALIGNMENT_BYTES = 16
+
+
+class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a decision may depend on, so that every rank decides alike.
+
+    num_bytes: of one rank's tensor. device: its kind ("cpu", "cuda"), never an index, which differs by rank.
+    """
+
+    op: str  # all_reduce | all_gather | broadcast
+    num_bytes: int
+    dtype: str
+    aligned: bool
+    num_ranks: int
+    phase: str
+    device: str
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Whether `x` begins at a multiple of 16 bytes in its storage.
+
+    From the offset and not from the address: allocators align storages at least that far, while addresses are the
+    one property of a tensor that may differ between ranks.
+    """
+    return x.storage_offset() * x.element_size() % ALIGNMENT_BYTES == 0
+
+
+def describe_call(op: str, x: Tensor, phase: str, num_ranks: int) -> CollectiveCall:
+    """Raises ValueError where `phase` is not one of the records' phases."""
+    if phase not in PHASES:
+        raise ValueError(f"a collective was called in phase {phase!r}; expected one of {', '.join(PHASES)}")
+    return CollectiveCall(
+        op=op,
+        num_bytes=x.nbytes,
+        dtype=str(x.dtype).removeprefix("torch."),
+        aligned=is_aligned(x),
+        num_ranks=num_ranks,
+        phase=phase,
+        device=x.device.type,
+    )

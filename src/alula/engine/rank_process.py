@@ -1,0 +1,115 @@
+"""The process of one rank: proves its environment, builds its worker, and executes commands until told to stop.
+
+Only the standard library is imported before the rank is tied to its parent and knows what to do: torch takes seconds,
+and in that time too a rank must not outlive the engine. Knows nothing of models: the entry function makes the worker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from typing import Any, Protocol
+
+from alula.comm.environment_plan import prove_environment
+from alula.engine.channel import Channel, ChannelClosed, Kind
+from alula.engine.rank_messages import Start, decode, encode, encode_failure
+
+PR_SET_PDEATHSIG = 1
+PARENT_CHECK_MS = 1000
+
+
+class Worker(Protocol):
+    """What an entry function returns. `handle` runs one command; every rank is given the same ones in order."""
+
+    def handle(self, command: Any) -> Any: ...
+
+
+def main(control_fd: int, parent_pid: int) -> None:
+    """Runs one rank; returns when the engine says so or has gone."""
+    _die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the engine decides
+    faulthandler.enable()  # a rank that crashes leaves its stack on stderr
+    os.dup2(2, 1)  # standard output belongs to the engine: a stray print must not end up in its JSON
+    control = socket.socket(fileno=control_fd)
+    control.set_inheritable(False)
+    threading.Thread(target=_leave_without_parent, args=(control_fd, parent_pid), daemon=True).start()
+    channel = Channel(control)
+    try:
+        _run(decode(channel.receive().body), channel)
+    except ChannelClosed:
+        return
+
+
+def _run(start: Start, channel: Channel) -> None:
+    try:
+        channel.send(Kind.ANSWER, encode(prove_environment(start.plan, start.rank)))
+        group = _join(start)
+        module, _, function = start.entry.partition(":")
+        worker = getattr(importlib.import_module(module), function)(decode(start.payload), group)
+        # Once more: by now libraries have started, and some set variables from files of their own.
+        proof = prove_environment(start.plan, start.rank)
+    except ChannelClosed:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the engine reports it
+        channel.send(Kind.FAILURE, encode_failure(start.rank, error))
+        return
+    channel.send(Kind.ANSWER, encode(proof))
+    _execute(start.rank, worker, channel)
+    group.close()
+
+
+def _join(start: Start) -> Any:
+    import torch  # seconds; see the head of this file
+
+    from alula.comm.group import GroupMember, join_group
+
+    torch.set_num_threads(start.plan.num_threads)
+    parallel = start.plan.parallel
+    member = GroupMember(
+        rank=start.rank,
+        size=parallel.tp,
+        device=start.plan.device,
+        collectives=parallel.collectives,
+        timeout_s=start.timeout_s,
+        segment_fd=start.segment_fd,
+    )
+    return join_group(member)
+
+
+def _execute(rank: int, worker: Worker, channel: Channel) -> None:
+    while (frame := channel.receive()).kind is not Kind.STOP:
+        try:
+            answer = worker.handle(decode(frame.body))
+            body = encode(answer) if frame.kind is Kind.COMMAND else b""
+        except Exception as error:  # noqa: BLE001 - whatever it is, the engine reports it
+            channel.send(Kind.FAILURE, encode_failure(rank, error))
+        else:
+            channel.send(Kind.ANSWER, body)
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """Asks Linux to kill this process when the thread that started it ends (see engine/spawn.py)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it ended before the request
+        os._exit(1)
+
+
+def _leave_without_parent(control_fd: int, parent_pid: int) -> None:
+    """Ends the process, whatever its main thread is doing, when the engine closes its end or has another parent.
+
+    A second net where prctl does not exist, and for a pool that is dropped while a rank waits in a collective. The
+    closed end alone would not do: a process forked from the engine holds a copy of it.
+    """
+    poller = select.poll()
+    poller.register(control_fd, 0)  # no events asked for: a hang-up is always reported
+    while not poller.poll(PARENT_CHECK_MS) and os.getppid() == parent_pid:
+        pass
+    os._exit(1)

@@ -1,0 +1,132 @@
+"""Dispatch as a pure decision: the first backend that admits a call, and a reason for each one before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from alula.comm.backends.protocol import YES, Verdict, no
+from alula.comm.backends.shared_memory import SharedMemoryBackend
+from alula.comm.backends.torch_distributed import TorchDistributedBackend
+from alula.comm.call import CollectiveCall, describe_call
+from alula.comm.dispatch import Dispatcher, choose
+from alula.comm.group import Group, GroupMember, join_group, single_group
+from alula.comm.segment import Segment, create_segment_file
+from alula.core.errors import InvalidOption
+from alula.core.records import Refusal
+
+
+@dataclass
+class UpTo:
+    """A backend that takes calls up to a size."""
+
+    name: str
+    limit_bytes: int
+    num_questions: int = 0
+
+    def admits(self, call: CollectiveCall) -> Verdict:
+        self.num_questions += 1
+        return (
+            YES if call.num_bytes <= self.limit_bytes else no(f"{call.num_bytes} bytes exceed {self.limit_bytes}")
+        )
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x + 1
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        return x
+
+    def close(self) -> None:
+        pass
+
+
+def make_call(num_bytes: int, **changes: object) -> CollectiveCall:
+    fields = {
+        "op": "all_reduce",
+        "num_bytes": num_bytes,
+        "dtype": "float32",
+        "aligned": True,
+        "num_ranks": 2,
+        "phase": "verify",
+        "device": "cpu",
+    }
+    return CollectiveCall(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_the_first_backend_that_admits_is_chosen_with_the_refusals_before_it() -> None:
+    backends = (UpTo("small", 64), UpTo("middle", 1024), UpTo("large", 1 << 30))
+    assert choose(make_call(64), backends).refused == ()
+    decision = choose(make_call(4096), backends)
+    assert decision.index == 2
+    assert decision.refused == (
+        Refusal(backend="small", reason="4096 bytes exceed 64"),
+        Refusal(backend="middle", reason="4096 bytes exceed 1024"),
+    )
+
+
+def test_no_backend_at_all_names_every_reason() -> None:
+    with pytest.raises(
+        InvalidOption, match=r"all_reduce of 128 bytes.*a: 128 bytes exceed 1; b: 128 bytes exceed 2"
+    ):
+        choose(make_call(128), (UpTo("a", 1), UpTo("b", 2)))
+
+
+def test_a_distinct_call_is_decided_once_and_counted() -> None:
+    small, large = UpTo("small", 64), UpTo("large", 1 << 30)
+    group = Group(0, 2, Dispatcher((small, large), 2))
+    for _ in range(10):
+        assert group.all_reduce(torch.zeros(100), "verify")[0] == 1
+    group.all_reduce(torch.zeros(100), "draft")
+    group.all_reduce(torch.zeros(4), "draft")
+    assert (small.num_questions, large.num_questions) == (3, 2)
+    records = group.dispatch_records()
+    assert [(r.phase, r.num_bytes, r.backend, r.num_calls) for r in records] == [
+        ("verify", 400, "large", 10),
+        ("draft", 400, "large", 1),
+        ("draft", 16, "small", 1),
+    ]
+    assert records[0].refused == (Refusal(backend="small", reason="400 bytes exceed 64"),)
+
+
+def test_a_call_is_described_by_what_all_ranks_share() -> None:
+    call = describe_call("all_gather", torch.zeros(8, dtype=torch.bfloat16)[1:], "draft", 4)
+    assert (call.num_bytes, call.dtype, call.aligned, call.device) == (14, "bfloat16", False, "cpu")
+    with pytest.raises(ValueError, match="phase 'prefill'"):
+        describe_call("all_reduce", torch.zeros(1), "prefill", 4)
+
+
+def test_real_backends_refuse_with_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = Segment(create_segment_file(2))
+    shared = SharedMemoryBackend(segment, 0, 1.0)
+    assert shared.admits(make_call(1 << 40)).admitted  # cut into blocks
+    assert "on cuda" in str(shared.admits(make_call(4, device="cuda")).reason)
+    assert "float8_e4m3fn" in str(shared.admits(make_call(4, dtype="float8_e4m3fn")).reason)
+    assert "sum of bool" in str(shared.admits(make_call(4, dtype="bool")).reason)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert "aarch64" in str(SharedMemoryBackend(segment, 0, 1.0).admits(make_call(4)).reason)
+    last = TorchDistributedBackend(segment, 0, "cpu", 1.0)
+    assert last.admits(make_call(4, dtype="float8_e4m3fn", op="all_gather")).admitted
+    assert "the group on cpu" in str(last.admits(make_call(4, device="cuda")).reason)
+
+
+def test_unknown_backend_names_are_refused() -> None:
+    member = GroupMember(rank=0, size=2, device="cpu", collectives="nccl2", timeout_s=1.0, segment_fd=-1)
+    with pytest.raises(InvalidOption, match=r"'nccl2'; expected one of auto, shared_memory, torch_distributed"):
+        join_group(member)
+
+
+def test_a_group_of_one_returns_its_tensors_and_records_nothing() -> None:
+    group = single_group()
+    x = torch.ones(3)
+    assert group.all_reduce(x, "verify") is x
+    assert group.all_gather(x, "verify") is x
+    assert group.broadcast(x, 0, "verify") is x
+    assert group.bits_agree(x)
+    assert group.dispatch_records() == ()
+    group.close()
