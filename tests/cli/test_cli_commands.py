@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from alula import __version__
 from fake_llm import ANSWER, DIES, DIFFERS, SLOW, TOO_LONG, FakeLLM
@@ -162,6 +165,23 @@ def test_bench_bad_options(alula: Alula, tmp_path: Path) -> None:
 
 def test_check(alula: Alula) -> None:
     outcome = alula("check", "--json", "-")
-    assert outcome.code == 0 and outcome.json["torch"]
+    assert outcome.code == 0 and outcome.json["machine"]["torch"]
     assert {row["backend"] for row in outcome.json["collectives"]} >= {"shared_memory", "torch_distributed"}
     assert alula("check", "--tp", 1).code == 2
+
+
+def test_check_describes_a_model(alula: Alula, tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "vocab_size": 100,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file({"model.norm.weight": torch.zeros(64)}, tmp_path / "model.safetensors")
+    outcome = alula("check", tmp_path, "--json", "-")
+    assert outcome.code == 0 and outcome.json["model"]["possible_tp"] == [1, 2, 4]
+    assert alula("check", tmp_path / "absent").code == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.table import Table
 
 from alula.bench.compare import Measurement
@@ -21,7 +23,8 @@ def ratio(value: float | None) -> str:
 
 def title(run: RunRecord, num_prompts: int) -> str:
     """One line that names what ran: model, head, device, dtype, ranks, drafts a cycle."""
-    parts = [run.model, f"draft {run.draft or 'none'}", f"{run.device} {run.dtype}"]
+    draft = Path(run.draft).name if run.draft else "none"  # the whole path stands in the JSON
+    parts = [run.model, f"draft {draft}", f"{run.device} {run.dtype}"]
     if run.tp > 1:
         parts.append(f"tp {run.tp} (draft {run.draft_placement})")
     if run.draft:

@@ -1,6 +1,6 @@
-"""`alula check`: what this machine has, and what each collective backend would do with a decode-sized call.
+"""`alula check`: what this machine has, what each collective backend would do, and what a model is.
 
-Asks the run tower's own admission tests; starts no rank and connects nothing.
+Asks the run tower's own admission tests; starts no rank, connects nothing and reads no weights.
 """
 
 from __future__ import annotations
@@ -25,22 +25,54 @@ _SAMPLE_BYTES = (1152, 114_688)
 
 
 def check(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="Also describe this model; its weights are not read.")
+    ] = None,
     tp: Annotated[int, typer.Option("--tp", metavar="N", help="Ranks to ask the collective backends about.")] = 2,
     json_file: Json = None,
 ) -> None:
-    """Show what this machine has and which collective backends would run here, and why not."""
+    """Show what this machine has, which collective backends would run here, and why not."""
     with Output("check", json_file) as output:
         if tp < 2:
             raise InvalidOption(f"--tp is {tp}; one rank needs no collectives, expected 2 or more")
         machine = _machine()
+        output.document = {"schema": SCHEMA, "command": "check", "machine": machine}
+        _print_facts(output, machine)
+        if model is not None:
+            described = _model(model, output)
+            output.document["model"] = described
+            _print_facts(output, described)
         collectives = _collectives(tp, machine["device"])
-        output.document = {"schema": SCHEMA, "command": "check", **machine, "tp": tp, "collectives": collectives}
-        for name, value in machine.items():
-            if name != "devices":
-                output.human.print(f"{name.replace('_', ' '):<16} {value}", markup=False)
-        for device in machine["devices"]:
-            output.human.print(f"{'':<16} {device}", markup=False)
+        output.document |= {"tp": tp, "collectives": collectives}
         output.human.print(_table(tp, collectives))
+
+
+def _print_facts(output: Output, facts: dict[str, Any]) -> None:
+    for name, value in facts.items():
+        shown = (", ".join(map(str, value)) or "none") if isinstance(value, list) else value
+        output.human.print(f"{name.replace('_', ' '):<16} {shown}", markup=False, soft_wrap=True)
+    output.human.print()
+
+
+def _model(name: str, output: Output) -> dict[str, Any]:
+    """What the config says of a model, and over how many ranks it can be spread."""
+    from alula.core.shape import parse_shape
+    from alula.models.checkpoint import open_checkpoint
+    from alula.models.source import resolve_source
+
+    checkpoint = open_checkpoint(resolve_source(name, output.note))
+    shape = parse_shape(checkpoint.config)
+    return {
+        "model": name,
+        "checkpoint": checkpoint.description,
+        "architecture": shape.architecture,
+        "layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "heads": f"{shape.num_heads} of {shape.head_dim}, {shape.num_kv_heads} for keys and values",
+        "vocabulary": shape.vocab_size,
+        "context": shape.max_position,
+        "possible_tp": list(shape.possible_tp()),
+    }
 
 
 def _machine() -> dict[str, Any]:
@@ -60,7 +92,7 @@ def _machine() -> dict[str, Any]:
         "device": device.type,
         "processor": device_name(device),
         "free_memory": f"{free_memory_bytes(device) / 2**30:.1f} GiB",
-        "devices": [f"{index}: {device_name(accelerator)}" for index, accelerator in enumerate(found)],
+        "accelerators": [f"{index}: {device_name(accelerator)}" for index, accelerator in enumerate(found)],
     }
 
 
