@@ -115,7 +115,7 @@ def test_one_rank_dies_in_a_collective() -> None:
         with pytest.raises(RankFailure, match="rank 1 was killed by SIGKILL") as caught:
             pool.call(("one_dies",))
         assert caught.value.rank == 1
-        assert time.monotonic() - start < 2.5
+        assert time.monotonic() - start < 4.0  # a fraction of a second on an idle machine
         assert gone(pids)
 
 
