@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from alula.engine.detokenizer import REPLACEMENT, Decode, Detokenizer
 
+SENTENCEPIECE = ["▁", "▁▁", "▁Hello", "▁world", "ing", "!", "é", "x", "<s>", "</s>", REPLACEMENT]
 TEXTS = [
     "héllo wörld naïve",
     "日本語のテキスト",
@@ -43,19 +44,8 @@ def byte_level() -> tokenizers.Tokenizer:
 @functools.cache
 def byte_fallback() -> tokenizers.Tokenizer:
     """A few words with SentencePiece's spaces, and bytes for all else."""
-    pieces = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        "▁",
-        "▁▁",
-        "▁Hello",
-        "▁world",
-        "ing",
-        "!",
-        "é",
-    ]
+    byte_pieces = [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces = ["<unk>", *byte_pieces, *SENTENCEPIECE]
     tokenizer = tokenizers.Tokenizer(
         models.BPE(
             vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], unk_token="<unk>", byte_fallback=True
@@ -114,6 +104,17 @@ def test_broken_characters_without_end(text: bytes) -> None:
     assert "".join(stream(decode, raw_bytes(text))) == text.decode(errors="replace")
 
 
+# Never a whole character, so the window has to be cut in the middle of things.
+@given(
+    groups=st.lists(st.sampled_from([b"\xf0\x9f\x98", b"\xf0\x9f", b"\xe2\x82", b"\xc3", b"\xff"]), max_size=100)
+)
+def test_nothing_but_broken_characters(groups: list[bytes]) -> None:
+    text = b"".join(groups)
+    decode = decode_with(byte_level())
+    assert "".join(stream(decode, raw_bytes(text))) == text.decode(errors="replace")
+    assert "".join(stream(decode, raw_bytes(text + b"ok"))) == (text + b"ok").decode(errors="replace")
+
+
 @given(ids=st.lists(st.integers(0, 399), max_size=30), prompt_ids=st.lists(st.integers(0, 399), max_size=30))
 def test_output_begins_after_the_prompt(ids: list[int], prompt_ids: list[int]) -> None:
     decode = decode_with(byte_level())
@@ -153,7 +154,7 @@ def test_an_unfinished_character_becomes_a_mark_at_the_end(cut: int, mark: str) 
 
 sentencepiece_ids = st.lists(
     st.one_of(
-        st.sampled_from(["▁", "▁▁", "▁Hello", "▁world", "ing", "!", "é", "<s>", "</s>"]).map(lambda piece: [piece]),
+        st.sampled_from(SENTENCEPIECE).map(lambda piece: [piece]),
         st.sampled_from("€😀éß日").map(lambda character: [f"<0x{byte:02X}>" for byte in character.encode()]),
     ),
     max_size=40,

@@ -112,7 +112,7 @@ def test_processing_at_a_real_vocabulary(params: SamplingParams) -> None:
         np.testing.assert_allclose(found[row].exp().numpy()[~wrong], expected[~wrong], rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.parametrize("size", [33, 1024, 5003])
+@pytest.mark.parametrize("size", [33, 1024, 5003, 16384])
 def test_rows_do_not_depend_on_their_company(size: int) -> None:
     params = mixture()
     logits = random_logits(len(params), size, seed=size)
@@ -257,6 +257,16 @@ def test_logprobs(values: list[int], num_top: int) -> None:
     order = [sorted(range(len(values)), key=lambda i: (-row[i], i))[:num_top] for row in expected.tolist()]
     assert found.top_ids_RN.tolist() == order
     assert torch.equal(found.top_RN, expected.gather(1, found.top_ids_RN))
+
+
+@pytest.mark.parametrize("size", [64, 4096, 4100, 49152])
+@pytest.mark.parametrize("spread", [1, 3, 100])
+def test_top_tokens_of_a_large_vocabulary_with_many_equals(size: int, spread: int) -> None:
+    logits = torch.randint(0, spread, (3, size), generator=torch.Generator().manual_seed(size)).to(torch.bfloat16)
+    logits[2, 5::7] = -math.inf
+    found = logprobs(logits, torch.zeros(3, dtype=torch.int64), 16)
+    expected = [sorted(range(size), key=lambda i: (-row[i], i))[:16] for row in logits.tolist()]
+    assert found.top_ids_RN.tolist() == expected
 
 
 def test_nothing_is_mutated() -> None:

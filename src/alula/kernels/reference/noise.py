@@ -100,7 +100,14 @@ class NoiseWindow:
     """
 
     def __init__(
-        self, seed: int, sample_index: int, vocab_size: int, *, max_rows: int, block: int = 4, device: str = "cpu"
+        self,
+        seed: int,
+        sample_index: int,
+        vocab_size: int,
+        *,
+        max_rows: int,
+        block: int = 4,
+        device: torch.device | str = "cpu",
     ) -> None:
         self._seed_1 = torch.tensor([seed], device=device)
         self._sample_index_1 = torch.tensor([sample_index], device=device)

@@ -23,6 +23,7 @@ UNITS = 2.0**40  # how many units of probability make 1
 MIN_TEMPERATURE = 1e-20
 # Candidates are computed in whole vectors: a scalar tail may have another exponential.
 _CANDIDATES_ALIGNED = 64
+_BLOCK = 64  # tokens
 
 
 @dataclass(frozen=True)
@@ -211,13 +212,26 @@ def _units(log_probs_FK: Tensor) -> Tensor:
 
 
 def _best(log_probs_FV: Tensor, count: int) -> Tensor:
-    """ids [F, count] of the most probable tokens, in order, equals by lower id.
+    """ids [F, count] of the most probable tokens, in order, equals by lower id."""
+    num_blocks, rest = divmod(log_probs_FV.shape[-1], _BLOCK)
+    if rest or 4 * count > num_blocks:
+        return _ordered(log_probs_FV, torch.arange(log_probs_FV.shape[-1], device=log_probs_FV.device), count)
+    # The best `count` tokens lie in the best `count` blocks, ordered alike: a token of another block has as many
+    # better ones before it. So most of the vocabulary is only looked at for the largest of each block.
+    best_FB = log_probs_FV.unflatten(-1, (num_blocks, _BLOCK)).amax(-1)
+    blocks_FK = _ordered(best_FB, torch.arange(num_blocks, device=best_FB.device), count)
+    ids_FKB = blocks_FK[..., None] * _BLOCK + torch.arange(_BLOCK, device=best_FB.device)
+    ids = ids_FKB.flatten(1)
+    return _ordered(log_probs_FV.gather(1, ids), ids, count)
+
+
+def _ordered(log_probs: Tensor, ids: Tensor, count: int) -> Tensor:
+    """The `count` ids with the largest log-probabilities, in order, equals by lower id.
 
     One whole number orders both: a log-probability is never positive, so the bits of its magnitude rise as it falls.
     """
-    keys_FV = log_probs_FV.abs().view(torch.int32).to(torch.int64).bitwise_left_shift_(32)
-    keys_FV.bitwise_or_(torch.arange(keys_FV.shape[-1], device=keys_FV.device))
-    return torch.topk(keys_FV, count, dim=-1, largest=False).values.bitwise_and_(0xFFFFFFFF)
+    keys = log_probs.abs().view(torch.int32).to(torch.int64).bitwise_left_shift_(32).bitwise_or_(ids)
+    return torch.topk(keys, count, dim=-1, largest=False).values.bitwise_and_(0xFFFFFFFF)
 
 
 def _point_mass(logits_RV: Tensor) -> Tensor:
