@@ -85,4 +85,4 @@ def test_a_gpu_agrees() -> None:
         context.append([2, 3])
         apply_penalties(logits, context, params, drafts.to(device))
         found.append(logits.cpu())
-    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], found[1])  # CUDA divides by way of the reciprocal

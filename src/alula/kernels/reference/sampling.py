@@ -218,7 +218,7 @@ def _best(log_probs_FV: Tensor, count: int) -> Tensor:
         return _ordered(log_probs_FV, torch.arange(log_probs_FV.shape[-1], device=log_probs_FV.device), count)
     # The best `count` tokens lie in the best `count` blocks, ordered alike: a token of another block has as many
     # better ones before it. So most of the vocabulary is only looked at for the largest of each block.
-    best_FB = log_probs_FV.unflatten(-1, (num_blocks, _BLOCK)).amax(-1)
+    best_FB = log_probs_FV.reshape(-1, num_blocks, _BLOCK).amax(-1)
     blocks_FK = _ordered(best_FB, torch.arange(num_blocks, device=best_FB.device), count)
     ids_FKB = blocks_FK[..., None] * _BLOCK + torch.arange(_BLOCK, device=best_FB.device)
     ids = ids_FKB.flatten(1)
