@@ -20,7 +20,7 @@ class SlotTable:
     def __init__(self, page_tokens: int, pages: list[int] | None = None) -> None:
         self.page_tokens = page_tokens
         self.pages: list[int] = []
-        self._adjacent = True
+        self._run = 0  # pages from the first on that lie side by side
         self.extend(pages or [])
 
     @property
@@ -28,17 +28,21 @@ class SlotTable:
         """Positions that fit."""
         return len(self.pages) * self.page_tokens
 
+    @property
+    def _adjacent(self) -> bool:
+        return self._run == len(self.pages)
+
     def extend(self, pages: list[int]) -> None:
         for page in pages:
-            self._adjacent = self._adjacent and (not self.pages or page == self.pages[-1] + 1)
+            if self._adjacent and (not self.pages or page == self.pages[-1] + 1):
+                self._run += 1
             self.pages.append(page)
 
     def trim(self, num_pages: int) -> list[int]:
         """Gives back the pages beyond the first `num_pages`."""
         freed = self.pages[num_pages:]
         del self.pages[num_pages:]
-        if not self.pages:
-            self._adjacent = True
+        self._run = min(self._run, len(self.pages))
         return freed
 
     def slots(self, start: int, stop: int) -> slice | Tensor:
