@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of the Llama family, written by transformers, with a byte-level tokenizer, and heads for them.
+"""Tiny random checkpoints of the Llama family, written by transformers, with a byte-level tokenizer, and heads.
 
 Every folder is written once a process and removed at its end. Norm weights and biases are random too, since ones and
 zeros would hide a forgotten product or sum. The vocabulary (307 tokens) is a prime, so no number of ranks divides it,

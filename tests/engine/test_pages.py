@@ -122,5 +122,5 @@ def test_two_requests_do_not_block_each_other_at_once() -> None:
     assert first is not None and second is not None
     for pages in (first, second):
         for _ in range(3):
-            pages += allocator.allocate(1, pages[-1]) or []
+            pages.extend(allocator.allocate(1, pages[-1]) or [])
         assert pages == list(range(pages[0], pages[0] + 5))

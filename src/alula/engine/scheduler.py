@@ -117,8 +117,9 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
-        self.pages.release(request.table.trim(0))
-        request.reset_cache()
+        if request.table.pages:  # else it only goes on waiting
+            self.pages.release(request.table.trim(0))
+            request.reset_cache()
         self.waiting.appendleft(request)
 
     def _fail(self, request: Request, num_tokens: int) -> None:
