@@ -110,14 +110,14 @@ def rope_scaling(config: dict[str, Any]) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind == "linear":
-        return RopeScaling(kind="linear", factor=float(raw["factor"]))
+        return RopeScaling(kind="linear", factor=_scaling_number(raw, "factor"))
     if kind == "llama3":
         return RopeScaling(
             kind="llama3",
-            factor=float(raw["factor"]),
-            low_frequency_factor=float(raw["low_freq_factor"]),
-            high_frequency_factor=float(raw["high_freq_factor"]),
-            original_max_position=int(raw["original_max_position_embeddings"]),
+            factor=_scaling_number(raw, "factor"),
+            low_frequency_factor=_scaling_number(raw, "low_freq_factor"),
+            high_frequency_factor=_scaling_number(raw, "high_freq_factor"),
+            original_max_position=int(_scaling_number(raw, "original_max_position_embeddings")),
         )
     raise UnsupportedModel(f"config.json: rope scaling {kind!r}; alula knows 'default', 'linear' and 'llama3'")
 
@@ -147,6 +147,13 @@ def _refuse_variants(config: dict[str, Any]) -> None:
         raise UnsupportedModel(
             f"config.json: weights quantised by {method!r}; alula reads float checkpoints and GGUF files"
         )
+
+
+def _scaling_number(raw: dict[str, Any], name: str) -> float:
+    value = raw.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise CheckpointError(f"config.json: {name} of the rope scaling is {value!r}; expected a positive number")
+    return float(value)
 
 
 def _positive(config: dict[str, Any], name: str) -> int:

@@ -155,12 +155,17 @@ def _embedding(
     reader: WeightReader, config: HeadConfig, target: LlamaModel, group: Group
 ) -> VocabParallelEmbedding:
     """The file's own embedding where the head asks for it or has another hidden size, else the target's."""
-    if config.hidden_size == target.shape.hidden_size and not config.own_embedding:
+    same_size = config.hidden_size == target.shape.hidden_size
+    if same_size and not config.own_embedding:
         return target.embedding
     if not reader.has("embed_tokens.weight"):
+        reason = (
+            "its config says that it was trained (embed_requires_grad)"
+            if same_size
+            else f"its hidden size {config.hidden_size} differs from the target's {target.shape.hidden_size}"
+        )
         raise CheckpointError(
-            f"the head's hidden size {config.hidden_size} differs from the target's {target.shape.hidden_size}, so it "
-            "needs an embedding of its own: tensor embed_tokens.weight is missing"
+            f"the head needs an embedding of its own, since {reason}: tensor embed_tokens.weight is missing"
         )
     return VocabParallelEmbedding(reader, "embed_tokens", config.vocab_size, config.hidden_size, group)
 
@@ -173,7 +178,8 @@ def _head(
     group: Group,
     choice: LinearChoice,
 ) -> tuple[VocabParallelHead, Tensor]:
-    if config.draft_vocab_size is None and not reader.has("lm_head.weight"):
+    shares = config.draft_vocab_size is None and config.hidden_size == target.shape.hidden_size
+    if shares and not reader.has("lm_head.weight"):
         return target.head, torch.arange(config.vocab_size)
     size = config.draft_vocab_size or config.vocab_size
     head = VocabParallelHead.read(reader, "lm_head", size, config.hidden_size, group, choice)

@@ -20,7 +20,7 @@ from alula.layers.linear import LinearChoice
 from alula.layers.weights import TensorSource, WeightReader
 from alula.models.llama import LlamaModel
 from alula.spec.draft_model import DraftModel, tensor_shapes
-from alula.spec.head_config import SPECFORGE, HeadConfig, default_boundaries, override, parse_head_config
+from alula.spec.head_config import SPECFORGE, HeadConfig, default_boundaries, parse_head_config, settle
 from alula.spec.head_source import NegatedHeadSource, RandomSource, open_head, read_head_config
 
 # Draft vocabulary of a random head made without a file.
@@ -45,7 +45,7 @@ def load_head(
 ) -> DraftModel:
     """Raises ModelNotFound, CheckpointError, UnsupportedModel or HeadMismatch, naming what does not fit."""
     config, source = _open(path, speculation, target.shape, place.seed)
-    config = override(config, speculation.aux_boundaries, speculation.feedback, target.shape)
+    config = settle(config, speculation.aux_boundaries, speculation.feedback, target.shape)
     group = _group(config, place)
     reader = WeightReader(source, place.dtype, place.device)
     return DraftModel(source, config, target, place.context_tokens, group, place.group, reader, place.choice)

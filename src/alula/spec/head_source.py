@@ -6,21 +6,22 @@ prefix, `midlayer.` for `layers.0.`. The draft-to-target map is checked on the w
 
 from __future__ import annotations
 
-import json
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from alula.core.errors import CheckpointError, HeadMismatch, ModelNotFound
 from alula.layers.weights import TensorSource
+from alula.models.checkpoint import is_lfs_pointer, read_json
+from alula.models.safetensors_checkpoint import SafetensorsCheckpoint
 
 # Training leftovers and derived tensors.
-IGNORED_TENSORS = ("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight", "t2d", "d2t")
+IGNORED_TENSORS = (
+    *(f"rotary_emb.{name}" for name in ("inv_freq", "cos_cached", "sin_cached")),
+    *("verifier_lm_head.weight", "verifier_norm.weight", "t2d", "d2t"),
+)
 
 
 class HeadSource:
@@ -71,11 +72,15 @@ class RandomSource:
 
 
 class NegatedHeadSource:
-    """Another head with its output weights negated: it proposes what that head finds least likely."""
+    """Another head with its output weights negated: it proposes what that head finds least likely.
+
+    A head that shares the target's output weights has its final norm negated instead, which has the same effect.
+    """
 
     def __init__(self, source: TensorSource) -> None:
         self.description = f"adversarial {source.description}"
         self._source = source
+        self._negated = "lm_head.weight" if "lm_head.weight" in source.names() else "norm.weight"
 
     def names(self) -> frozenset[str]:
         return self._source.names()
@@ -85,31 +90,27 @@ class NegatedHeadSource:
 
     def read(self, name: str) -> Tensor:
         tensor = self._source.read(name)
-        return -tensor if name == "lm_head.weight" else tensor
+        return -tensor if name == self._negated else tensor
 
 
 def read_head_config(path: Path) -> dict[str, Any]:
     """config.json of a head's folder. Raises ModelNotFound or CheckpointError."""
-    file = path / "config.json"
     if not path.is_dir():
         raise ModelNotFound(f"no EAGLE-3 head at {path}; expected a folder with config.json and its weights")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelNotFound(f"{path} holds no config.json; expected the folder of an EAGLE-3 head") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file} holds a {type(config).__name__}; expected a JSON object")
-    return config
+    if not (path / "config.json").exists():
+        raise ModelNotFound(f"{path} holds no config.json; expected the folder of an EAGLE-3 head")
+    return read_json(path / "config.json")
 
 
 def open_head(path: Path) -> HeadSource:
     """All tensors of a head's folder, renamed. Raises CheckpointError naming a file that cannot be read."""
     tensors: dict[str, Tensor] = {}
-    for file in _weight_files(path):
-        for name, tensor in _read_file(file).items():
-            tensors[canonical_name(name)] = tensor
+    for name, tensor in sorted(_read_tensors(path).items()):
+        if canonical_name(name) in tensors:
+            raise CheckpointError(
+                f"head {path}: tensor {canonical_name(name)} is there twice, once as {name}; keep one"
+            )
+        tensors[canonical_name(name)] = tensor
     return HeadSource(path, tensors)
 
 
@@ -129,8 +130,8 @@ def hot_token_ids(source: TensorSource, draft_vocab_size: int, vocab_size: int) 
         if draft_vocab_size == vocab_size:
             return torch.arange(vocab_size)
         raise CheckpointError(
-            f"{source.description}: no tensor d2t, though the draft vocabulary ({draft_vocab_size}) is smaller than "
-            f"the target's ({vocab_size})"
+            f"{source.description}: tensor d2t is missing, though the draft vocabulary ({draft_vocab_size}) is not the "
+            f"target's ({vocab_size})"
         )
     offsets = source.read("d2t")
     if tuple(offsets.shape) != (draft_vocab_size,) or offsets.is_floating_point():
@@ -159,29 +160,28 @@ def _check_t2d(source: TensorSource, hot: Tensor, vocab_size: int) -> None:
         raise CheckpointError(f"{source.description}: t2d and d2t name different tokens")
 
 
-def _weight_files(path: Path) -> list[Path]:
-    index = path / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        except (json.JSONDecodeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{index} has no readable weight_map: {error}") from error
-        return [path / name for name in sorted(set(names))]
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (path / name).exists():
-            return [path / name]
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    pickled = path / "pytorch_model.bin"
+    if any(path.glob("*.safetensors*")):
+        checkpoint = SafetensorsCheckpoint(path)
+        return {name: checkpoint.read(name) for name in checkpoint.names()}
+    if pickled.exists():
+        return _read_pickled(pickled)
     raise ModelNotFound(f"{path} holds neither model.safetensors nor pytorch_model.bin")
 
 
-def _read_file(file: Path) -> dict[str, Tensor]:
+def _read_pickled(file: Path) -> dict[str, Tensor]:
+    """Tensors only: a pickle can name any function, and with `weights_only` none is called."""
+    if is_lfs_pointer(file):
+        raise CheckpointError(f"{file}: a Git LFS pointer, not the weights; run `git lfs pull` in its folder")
     try:
-        if file.suffix == ".bin":
-            loaded = torch.load(file, map_location="cpu", weights_only=True)
-            return {name: t for name, t in loaded.items() if isinstance(t, Tensor)}
-        with safe_open(str(file), framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{file} is missing, though the index names it") from error
-    except (SafetensorError, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile, EOFError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{file} is corrupt or cut off: {reason}") from error
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a broken pickle makes Python raise nearly anything
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{file}: not tensors alone ({reason}); it is corrupt or cut off, or holds Python objects, which are "
+            "never run: fetch it again, or convert it to safetensors"
+        ) from error
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{file}: holds a {type(loaded).__name__}; expected tensors by name")
+    return {name: tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
