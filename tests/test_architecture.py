@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comm": {"core", "kernels"},
     "layers": {"core", "kernels", "comm"},
     "models": {"core", "layers", "comm"},
-    "spec": {"core", "kernels", "layers", "models"},
+    "spec": {"core", "kernels", "comm", "layers", "models"},
     "engine": {"core", *RUN_TOWER},
     "train": {"core", "comm", "layers", "models", "spec", "engine"},
     "plan": {"core"},

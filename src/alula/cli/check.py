@@ -1,6 +1,6 @@
 """`alula check`: what this machine has, what each collective backend would do, and what a model is.
 
-Asks the run tower's own admission tests; starts no rank, connects nothing and reads no weights.
+Asks the run tower's own admission tests; starts no rank, connects nothing and, without --head, reads no weights.
 """
 
 from __future__ import annotations
@@ -28,6 +28,18 @@ def check(
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="Also describe this model; its weights are not read.")
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            "--head", metavar="HEAD", help="Check this EAGLE-3 head against MODEL; 'auto' is the one it brings."
+        ),
+    ] = None,
+    aux_boundaries: Annotated[
+        str | None, typer.Option("--aux-boundaries", metavar="LIST", help="Check the head as if it read there.")
+    ] = None,
+    feedback: Annotated[
+        str | None, typer.Option("--feedback", help="Check the head as if it handed on pre or post its norm.")
+    ] = None,
     tp: Annotated[int, typer.Option("--tp", metavar="N", help="Ranks to ask the collective backends about.")] = 2,
     json_file: Json = None,
 ) -> None:
@@ -35,6 +47,8 @@ def check(
     with Output("check", json_file) as output:
         if tp < 2:
             raise InvalidOption(f"--tp is {tp}; one rank needs no collectives, expected 2 or more")
+        if head is not None and model is None:
+            raise InvalidOption("--head needs the MODEL that the head was made for; give it before the option")
         machine = _machine()
         output.document = {"schema": SCHEMA, "command": "check", "machine": machine}
         _print_facts(output, machine)
@@ -42,6 +56,11 @@ def check(
             described = _model(model, output)
             output.document["model"] = described
             _print_facts(output, described)
+        if model is not None and head is not None:
+            from alula.cli.head import check_head
+
+            output.document["head"] = check_head(model, head, aux_boundaries, feedback, output)
+            return
         collectives = _collectives(tp, machine["device"])
         output.document |= {"tp": tp, "collectives": collectives}
         output.human.print(_table(tp, collectives))

@@ -67,6 +67,23 @@ class EngineOptions:
     steps: Annotated[int, _option("--steps", text="Drafts a cycle, 1 to 8.", panel=_ENGINE, metavar="K")] = (
         SpeculationConfig().steps
     )
+    aux_boundaries: Annotated[
+        str | None,
+        _option(
+            "--aux-boundaries",
+            text="Target layers after which the head reads, such as 2,15,27; instead of what its config says.",
+            panel=_ENGINE,
+            metavar="LIST",
+        ),
+    ] = None
+    feedback: Annotated[
+        str | None,
+        _option(
+            "--feedback",
+            text="What a draft step hands on: pre or post the final norm; instead of what the head's config says.",
+            panel=_ENGINE,
+        ),
+    ] = None
     dtype: Annotated[str, _option("--dtype", text=f"One of {', '.join(DTYPES)}.", panel=_ENGINE)] = "auto"
     device: Annotated[str, _option("--device", text=f"One of {', '.join(DEVICES)}.", panel=_ENGINE)] = "auto"
     tp: Annotated[int, _option("--tp", text="Tensor-parallel ranks.", panel=_ENGINE, metavar="N")] = 1
@@ -118,7 +135,12 @@ class EngineOptions:
             threads=self.threads,
             seed=self.seed,
             parallel=ParallelConfig(tp=self.tp, collectives=self.collectives, draft=self.draft_tp),
-            speculation=SpeculationConfig(steps=self.steps, head=self.draft_head),
+            speculation=SpeculationConfig(
+                steps=self.steps,
+                head=self.draft_head,
+                aux_boundaries=parse_boundaries(self.aux_boundaries),
+                feedback=self.feedback,
+            ),
         )
 
 
@@ -146,6 +168,16 @@ class SamplingOptions:
             max_tokens=max_tokens,
             stop=stop,
         )
+
+
+def parse_boundaries(text: str | None) -> tuple[int, ...] | None:
+    """Layer numbers of a list such as "2,15,27"; None stays None."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError as error:
+        raise InvalidOption(f"--aux-boundaries is {text!r}; expected layer numbers such as 2,15,27") from error
 
 
 def parse_size(option: str, text: str) -> int:

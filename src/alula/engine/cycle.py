@@ -1,7 +1,7 @@
 """One cycle in five verbs: propose, verify, accept, commit, count (DESIGN section 4).
 
-Plain decoding is the same path with empty drafts. Each verb is one method; `Engine.step` calls them in this order. Knows
-nothing of processes, prompts as text, or files.
+Plain decoding is the same path with empty drafts. Each verb is one method; `Engine.step` calls them in this order.
+Knows nothing of processes, prompts as text, or files.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Cycle:
         slots = as_tensor(request.table.slots(0, request.table.capacity))
         self._engine.geometry.cache.clear(slots)
         if self._drafter is not None:
-            self._drafter.cache.clear(slots)
+            self._drafter.geometry.cache.clear(slots)
 
     def _agree(self, state: CycleState) -> None:
         """All ranks hold the same bits (instead of one deciding and telling the others)."""

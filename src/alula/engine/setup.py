@@ -25,7 +25,7 @@ from alula.layers.geometry import Geometry
 from alula.layers.kv_cache import KVCache
 from alula.layers.linear import choose_linear
 from alula.layers.weights import WeightReader
-from alula.models.checkpoint import open_checkpoint
+from alula.models.checkpoint import Checkpoint, open_checkpoint
 from alula.models.llama import LlamaModel
 from alula.models.source import ModelSource
 from alula.models.tokenizer import Tokenizer, load_tokenizer
@@ -66,7 +66,10 @@ class Parts:
 
 
 def load_parts(spec: EngineSpec, group: Group, progress: Progress | None = None) -> Parts:
-    """Loads target and head and sizes the caches. Raises UserErrors for bad input, OutOfMemory where it does not fit."""
+    """Loads target and head and sizes the caches, the same on every rank.
+
+    Raises UserErrors for bad input, OutOfMemory where it does not fit.
+    """
     say = progress or (lambda message: None)
     config, device = _prepare(spec.config, group)
     checkpoint = open_checkpoint(spec.source)
@@ -77,38 +80,60 @@ def load_parts(spec: EngineSpec, group: Group, progress: Progress | None = None)
     context = config.context_tokens or shape.max_position
     place = HeadPlace(group, dtype, device, choice, config.parallel.draft, context, config.seed)
     with _memory_errors("the weights", "use a smaller --dtype or more ranks (--tp)"):
-        target = LlamaModel(
-            WeightReader(checkpoint, dtype, device, _weights_progress(say)), shape, context, group, choice
-        )
+        reader = WeightReader(checkpoint, dtype, device, _weights_progress(say))
+        target = LlamaModel(reader, shape, context, group, choice)
         draft = _load_draft(spec, target, place, say)
     with _memory_errors("the KV cache", "give it less (--kv-memory) or shorten the context"):
         caches = _size_caches(config, shape, draft, place)
-    context = _fit_context(config, context, caches.num_pages)
     say("probing exactness")
     exactness = plan_exactness(config.exact, device, dtype, target, caches.target)
+    loaded = _Loaded(checkpoint, shape, target, draft, exactness)
+    return _assemble(spec, config, place, caches, loaded)
+
+
+@dataclass(frozen=True)
+class _Caches:
+    target: Geometry
+    draft: Geometry | None
+    num_pages: int
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    checkpoint: Checkpoint
+    shape: ModelShape
+    target: LlamaModel
+    draft: DraftModel | None
+    exactness: Exactness
+
+
+def _assemble(spec: EngineSpec, config: EngineConfig, place: HeadPlace, caches: _Caches, loaded: _Loaded) -> Parts:
+    exactness, draft = loaded.exactness, loaded.draft
+    context = _fit_context(config, place.context_tokens, caches.num_pages)
     geometry = replace(caches.target, kv_multiple=exactness.kv_multiple, row_multiple=exactness.row_multiple)
-    resolved = msgspec.structs.replace(config, dtype=str(dtype).removeprefix("torch."), device=device.type)
+    facts = {
+        "processor": device_name(place.device),
+        "weights": loaded.checkpoint.description,
+        "linear": msgspec.to_builtins(place.choice),
+        "exactness": msgspec.to_builtins(exactness),
+        "kv_tokens": (caches.num_pages - 1) * config.page_tokens,
+        "context_tokens": context,
+        "head": None if draft is None else _head_facts(draft),
+    }
+    dtype_name = str(place.dtype).removeprefix("torch.")
     return Parts(
-        config=resolved,
-        shape=shape,
-        tokenizer=load_tokenizer(spec.source, checkpoint),
-        target=target,
+        config=msgspec.structs.replace(config, dtype=dtype_name, device=place.device.type),
+        shape=loaded.shape,
+        tokenizer=load_tokenizer(spec.source, loaded.checkpoint),
+        target=loaded.target,
         drafter=Drafter(draft, caches.draft) if draft is not None and caches.draft is not None else None,
         geometry=geometry,
         exactness=exactness,
-        group=group,
-        device=device,
+        group=place.group,
+        device=place.device,
         num_pages=caches.num_pages,
         context_tokens=context,
-        facts={
-            "processor": device_name(device),
-            "weights": checkpoint.description,
-            "linear": msgspec.to_builtins(choice),
-            "exactness": msgspec.to_builtins(exactness),
-            "kv_tokens": (caches.num_pages - 1) * config.page_tokens,
-            "context_tokens": context,
-            "head": None if draft is None else _head_facts(draft),
-        },
+        facts=facts,
     )
 
 
@@ -120,13 +145,6 @@ def resolve_dtype(name: str, model_config: dict[str, Any], device: torch.device)
     if stored == "float16" and device.type == "cpu":
         stored = "bfloat16"
     return _DTYPES.get(stored, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class _Caches:
-    target: Geometry
-    draft: Geometry | None
-    num_pages: int
 
 
 def _prepare(config: EngineConfig, group: Group) -> tuple[EngineConfig, torch.device]:

@@ -59,14 +59,13 @@ class Drafter:
 
     def __init__(self, model: DraftModel, geometry: Geometry) -> None:
         self.model = model
-        self.cache = geometry.cache
-        self._geometry = geometry
+        self.geometry = geometry
 
     def extend(self, extensions: Sequence[Extension], features_RF: Tensor) -> list[DraftState | None]:
         """One draft forward over all rows of all extensions; rows of `features_RF` in the same order."""
         successors = [token for extension in extensions for token in extension.successors]
         segments = [extension.segment for extension in extensions]
-        forward = build_forward(self._geometry, segments, successors, "extend")
+        forward = build_forward(self.geometry, segments, successors, "extend")
         output = self.model(forward, self.model.fuse(features_RF))
         reads, last = [], -1
         for extension in extensions:
@@ -99,7 +98,7 @@ class Drafter:
             active = [active[row] for row in still]
             # The first forward is at the first position that is not committed, the next one after it.
             segments = [Segment(starts[i].table, starts[i].num_kv + step, 1) for i in active]
-            forward = build_forward(self._geometry, segments, _rows(tokens_B, still), "draft")
+            forward = build_forward(self.geometry, segments, _rows(tokens_B, still), "draft")
             output = self.model(forward, _rows(feedback_BH, still))
             feedback_BH, logits_BD = output.feedback_RH, self.model.logits(output.normed_RH, "draft")
         return drafts
