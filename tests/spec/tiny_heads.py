@@ -137,8 +137,13 @@ def write_form(folder: Path, form: HeadForm, seed: int = 5) -> Path:
     return write(folder, config_of(form), tensors_of(form, seed))
 
 
-@functools.cache
 def load_target(family: str = "plain") -> LlamaModel:
+    """In fp32; the same object each time."""
+    return _load_target(family)
+
+
+@functools.cache
+def _load_target(family: str) -> LlamaModel:
     source = resolve_source(str(tiny_models.checkpoint(family)))
     reader = WeightReader(open_checkpoint(source), torch.float32, torch.device("cpu"))
     with torch.no_grad():
@@ -238,72 +243,68 @@ def _vocabulary(form: HeadForm) -> dict[str, Tensor]:
     return {"d2t": hot - torch.arange(len(form.hot)), "t2d": mask}
 
 
-def reference_pass(
-    tensors: dict[str, Tensor],
-    form: HeadForm,
-    embedding: Tensor,
-    successors: list[int],
-    features: Tensor,
-    fused: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(logits, y, out) of one pass over positions 0..T-1: section 1 of specs/eagle3.md, formula by formula.
+class Formulas:
+    """Section 1 of specs/eagle3.md, formula by formula: no cache, one head at a time, written from the text alone."""
 
-    Written for clarity from the specification alone: no cache, one head at a time. `fused`: the features are the
-    head's own hidden state already.
-    """
+    def __init__(self, tensors: dict[str, Tensor], form: HeadForm, embedding: Tensor) -> None:
+        self._tensors = tensors
+        self._form = form
+        self._embedding = embedding
 
-    def rms(x: Tensor, name: str) -> Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * tensors[f"{name}.weight"]
+    def fuse(self, features: Tensor) -> Tensor:
+        """g of section 1.2."""
+        form = self._form
+        if not form.boundaries:
+            return features
+        if form.fc_norm:
+            parts = features.chunk(len(form.boundaries), -1)
+            features = torch.cat([self._rms(part, f"fc_norm.{i}") for i, part in enumerate(parts)], -1)
+        if form.norm_before_fc:
+            features = self._rms(features, "input_norm")
+        fused = self._linear(features, "fc")
+        return fused + self._tensors["fc.bias"] if form.fc_bias else fused
 
-    def linear(x: Tensor, name: str) -> Tensor:
-        return x @ tensors[f"{name}.weight"].T
+    def layer(self, successors: list[int], u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(logits, y, out) of section 1.3 over positions 0..T-1."""
+        form, layer = self._form, "layers.0"
+        hidden = self._rms(u, f"{layer}.hidden_norm")
+        a = torch.cat((self._rms(self._embedding[successors], f"{layer}.input_layernorm"), hidden), -1)
+        heads = []
+        for head in range(form.num_heads):
+            kv_head = head * form.num_kv_heads // form.num_heads
+            q = self._rotated(self._linear(a, f"{layer}.self_attn.q_proj"), head, "q")
+            k = self._rotated(self._linear(a, f"{layer}.self_attn.k_proj"), kv_head, "k")
+            v = self._columns(self._linear(a, f"{layer}.self_attn.v_proj"), kv_head)
+            scores = q @ k.T / math.sqrt(form.head_dim)
+            causal = torch.ones_like(scores).tril().bool()
+            heads.append(scores.masked_fill(~causal, float("-inf")).softmax(-1) @ v)
+        r = hidden if form.norm_before_residual else u
+        x = r + self._linear(torch.cat(heads, -1), f"{layer}.self_attn.o_proj")
+        p = self._rms(x, f"{layer}.post_attention_layernorm")
+        gate = self._linear(p, f"{layer}.mlp.gate_proj")
+        inner = gate * gate.sigmoid() * self._linear(p, f"{layer}.mlp.up_proj")
+        y = x + self._linear(inner, f"{layer}.mlp.down_proj")
+        out = self._rms(y, "norm")
+        return self._linear(out, "lm_head"), y, out
 
-    layer = "layers.0"
-    u = features if fused else _fused(tensors, form, features, rms, linear)
-    e = embedding[successors]
-    hidden = rms(u, f"{layer}.hidden_norm")
-    a = torch.cat((rms(e, f"{layer}.input_layernorm"), hidden), -1)
-    heads = []
-    for head in range(form.num_heads):
-        kv_head = head * form.num_kv_heads // form.num_heads
-        q = _head_rows(linear(a, f"{layer}.self_attn.q_proj"), head, form, tensors, "q")
-        k = _head_rows(linear(a, f"{layer}.self_attn.k_proj"), kv_head, form, tensors, "k")
-        v = linear(a, f"{layer}.self_attn.v_proj")[:, kv_head * form.head_dim : (kv_head + 1) * form.head_dim]
-        scores = q @ k.T / math.sqrt(form.head_dim)
-        causal = torch.ones_like(scores).tril().bool()
-        heads.append(scores.masked_fill(~causal, float("-inf")).softmax(-1) @ v)
-    r = hidden if form.norm_before_residual else u
-    x = r + linear(torch.cat(heads, -1), f"{layer}.self_attn.o_proj")
-    p = rms(x, f"{layer}.post_attention_layernorm")
-    gate = linear(p, f"{layer}.mlp.gate_proj")
-    y = x + linear(gate * gate.sigmoid() * linear(p, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj")
-    out = rms(y, "norm")
-    return linear(out, "lm_head"), y, out
+    def _rms(self, x: Tensor, name: str) -> Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * self._tensors[f"{name}.weight"]
 
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return x @ self._tensors[f"{name}.weight"].T
 
-def _fused(tensors: dict[str, Tensor], form: HeadForm, features: Tensor, rms: Any, linear: Any) -> Tensor:
-    if not form.boundaries:
-        return features
-    if form.fc_norm:
-        parts = features.chunk(len(form.boundaries), -1)
-        features = torch.cat([rms(part, f"fc_norm.{i}") for i, part in enumerate(parts)], -1)
-    if form.norm_before_fc:
-        features = rms(features, "input_norm")
-    fused = linear(features, "fc")
-    return fused + tensors["fc.bias"] if form.fc_bias else fused
+    def _columns(self, x: Tensor, head: int) -> Tensor:
+        size = self._form.head_dim
+        return x[:, head * size : (head + 1) * size]
 
-
-def _head_rows(x: Tensor, head: int, form: HeadForm, tensors: dict[str, Tensor], kind: str) -> Tensor:
-    """One head's rows, normed where the layer is Qwen 3's, rotated by their positions."""
-    size = form.head_dim
-    x = x[:, head * size : (head + 1) * size]
-    if form.qk_norm:
-        weight = tensors[f"layers.0.self_attn.{kind}_norm.weight"]
-        x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
-    half = size // 2
-    frequencies = 5000.0 ** (-torch.arange(half) * 2.0 / size)
-    angles = torch.arange(x.shape[0])[:, None] * frequencies
-    first, second = x[:, :half], x[:, half:]
-    return torch.cat(
-        (first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()), -1
-    )
+    def _rotated(self, x: Tensor, head: int, kind: str) -> Tensor:
+        """One head's rows, normed where the layer is Qwen 3's, rotated by their positions."""
+        x = self._columns(x, head)
+        if self._form.qk_norm:
+            x = self._rms(x, f"layers.0.self_attn.{kind}_norm")
+        size = self._form.head_dim
+        half = size // 2
+        angles = torch.arange(x.shape[0])[:, None] * 5000.0 ** (-torch.arange(half) * 2.0 / size)
+        first, second = x[:, :half], x[:, half:]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
