@@ -81,6 +81,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 12,
         "sliding_window": None,
     },
+    # The head dimension and query group of Llama 3.1 8B: kernels choose by such sizes.
+    "wide_heads": {
+        "hidden_size": 96,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+    },
     # For tensor parallelism over 2 and 4 ranks.
     "eight_heads": {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4},
 }

@@ -1,8 +1,9 @@
 """Whether a row's logits depend on the rows beside it, measured on the engine's own target (DESIGN 4.5).
 
 Exact decoding needs two things: each row's attention is computed over a length that depends on its position alone
-(layers/geometry.py), and the matrix products give a row the same bits however many rows come with it. The second
-differs between machines, so it is probed: without padding, then with total rows padded to a fixed multiple.
+(layers/geometry.py), and matrix products give a row the same bits however many rows come with it. The second differs
+between machines and sizes, so it is probed: without padding, then with padding of the few query rows of attention
+(a library may take another kernel for one to five rows than for more), then with padding of all rows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from alula.core.config import MAX_STEPS
 from alula.layers.geometry import Geometry, Segment, build_forward
 from alula.layers.kv_cache import KVCache
 from alula.layers.slot_table import SlotTable
@@ -20,18 +22,29 @@ from alula.models.llama import LlamaModel
 
 # torch's CPU attention walks keys in blocks of 512: a length that is a multiple of it leaves no ragged block.
 KV_MULTIPLE = 512
-PADDED_ROWS = 16
+PADDED_ROWS, PADDED_QUERIES = 16, 8
 _PREFIX_TOKENS = 19
-_WIDTHS = (2, 3, 4, 5, 6, 7, 8, 9, 16, 32)
+_MAX_WIDTH = MAX_STEPS + 1
+_BATCHES = (16, 32)  # rows
 _PAGE_TOKENS = 64
 
 
 class Exactness(msgspec.Struct, frozen=True, kw_only=True):
-    """off: None where a row's bits are its own, else why they are not. row_multiple: padding that this takes."""
+    """off: None where a row's bits are its own, else why they are not. The rest is the padding that this takes."""
 
     off: str | None
     kv_multiple: int = 0
     row_multiple: int = 1
+    query_multiple: int = 1
+
+    def apply(self, geometry: Geometry) -> Geometry:
+        """The geometry with this padding."""
+        return replace(
+            geometry,
+            kv_multiple=self.kv_multiple,
+            row_multiple=self.row_multiple,
+            query_multiple=self.query_multiple,
+        )
 
 
 def plan_exactness(
@@ -42,25 +55,29 @@ def plan_exactness(
         return Exactness(off="cuda_kernels_not_row_independent")
     if not wanted and dtype != torch.float32:
         return Exactness(off=f"{str(dtype).removeprefix('torch.')}_on_cpu_without_exact")
-    scratch = _scratch_cache(geometry.cache)
-    for row_multiple in (1, PADDED_ROWS):
-        candidate = replace(geometry, cache=scratch, kv_multiple=KV_MULTIPLE, row_multiple=row_multiple)
-        if _rows_keep_their_bits(target, candidate):
-            return Exactness(off=None, kv_multiple=KV_MULTIPLE, row_multiple=row_multiple)
-    return Exactness(off="matrix_products_depend_on_row_count", kv_multiple=KV_MULTIPLE, row_multiple=PADDED_ROWS)
+    scratch = replace(geometry, cache=_scratch_cache(geometry.cache))
+    for rows, queries in ((1, 1), (1, PADDED_QUERIES), (PADDED_ROWS, PADDED_QUERIES)):
+        found = Exactness(off=None, kv_multiple=KV_MULTIPLE, row_multiple=rows, query_multiple=queries)
+        if _rows_keep_their_bits(target, found.apply(scratch)):
+            return found
+    return msgspec.structs.replace(found, off="matrix_products_depend_on_row_count")
 
 
 def _rows_keep_their_bits(target: LlamaModel, geometry: Geometry) -> bool:
+    """Feeds tokens one by one, then in blocks of every width that a cycle may have, then in larger ones."""
     table = SlotTable(_PAGE_TOKENS, [1])
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(target.shape.vocab_size, (_PREFIX_TOKENS + max(_WIDTHS),), generator=generator)
-    _logits(target, geometry, table, ids[:_PREFIX_TOKENS], 0)
-    alone = _logits(target, geometry, table, ids[_PREFIX_TOKENS : _PREFIX_TOKENS + 1], _PREFIX_TOKENS)[0]
-    same = True
-    for width in _WIDTHS:
-        block = ids[_PREFIX_TOKENS : _PREFIX_TOKENS + width]
-        same = same and torch.equal(_logits(target, geometry, table, block, _PREFIX_TOKENS)[0], alone)
-    return same
+    ids = torch.randint(target.shape.vocab_size, (_PREFIX_TOKENS + max(_BATCHES),), generator=generator)
+
+    def feed(start: int, width: int) -> Tensor:
+        return _logits(target, geometry, table, ids[start : start + width], start)
+
+    feed(0, _PREFIX_TOKENS)
+    alone_WV = torch.cat([feed(_PREFIX_TOKENS + j, 1) for j in range(_MAX_WIDTH)])
+    return all(
+        torch.equal(feed(_PREFIX_TOKENS, width)[:_MAX_WIDTH], alone_WV[:width])
+        for width in (*range(2, _MAX_WIDTH + 1), *_BATCHES)
+    )
 
 
 def _scratch_cache(like: KVCache) -> KVCache:

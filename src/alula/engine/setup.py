@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ class _Loaded:
 def _assemble(spec: EngineSpec, config: EngineConfig, place: HeadPlace, caches: _Caches, loaded: _Loaded) -> Parts:
     exactness, draft = loaded.exactness, loaded.draft
     context = _fit_context(config, place.context_tokens, caches.num_pages)
-    geometry = replace(caches.target, kv_multiple=exactness.kv_multiple, row_multiple=exactness.row_multiple)
+    geometry = exactness.apply(caches.target)
     facts = {
         "processor": device_name(place.device),
         "weights": loaded.checkpoint.description,

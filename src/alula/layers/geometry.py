@@ -38,7 +38,8 @@ class Geometry:
     """What is the same in every forward of one cache.
 
     query_group: query heads a kv head. kv_multiple: 0, or the multiple that each row's length is rounded up to.
-    row_multiple: total rows are padded to a multiple of this (1: no padding).
+    row_multiple: total rows are padded to a multiple of this (1: no padding). query_multiple: so are the rows of
+    queries that are multiplied with one kv head's keys.
     """
 
     cache: KVCache
@@ -46,6 +47,7 @@ class Geometry:
     device: torch.device
     kv_multiple: int = 0
     row_multiple: int = 1
+    query_multiple: int = 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -155,6 +157,8 @@ def _mask(geometry: Geometry, pieces: list[_Piece], width: int, length: int) -> 
     first_B = torch.tensor([piece.segment.first_position for piece in pieces])
     last_seen_BW = first_B[:, None] + torch.arange(width)
     last_seen_BX = last_seen_BW.repeat_interleave(geometry.query_group, dim=1)
+    padding = -last_seen_BX.shape[1] % geometry.query_multiple
+    last_seen_BX = torch.nn.functional.pad(last_seen_BX, (0, padding))
     hidden_BXT = torch.arange(length) > last_seen_BX[:, :, None]
     mask_BXT = torch.zeros(hidden_BXT.shape, dtype=geometry.dtype).masked_fill_(hidden_BXT, float("-inf"))
     return mask_BXT[:, None].to(geometry.device)

@@ -21,7 +21,8 @@ class AttentionGroup:
 
     rows: B*W rows of the forward, request by request (a slice where they lie together).
     slots: [B, T] cache slots of positions 0..T-1, or one slice where a single request's pages lie together.
-    mask: additive, [B, 1, W*G, T] (rows in order of width, then query head), or None where every row sees all T.
+    mask: additive, [B, 1, W*G, T] (rows in order of width, then query head), or None where every row sees all T. A mask
+    with more rows asks for query rows of zeros up to that number, whose results are dropped.
     """
 
     rows: slice | Tensor
@@ -31,9 +32,7 @@ class AttentionGroup:
     mask: Tensor | None
 
 
-def paged_attention(
-    q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, groups: tuple[AttentionGroup, ...]
-) -> Tensor:
+def paged_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, groups: tuple[AttentionGroup, ...]) -> Tensor:
     """Softmax(q k^T / sqrt(D) + mask) v for every group -> [R, N*D]. Rows outside every group come back as zeros."""
     covers_all = len(groups) == 1 and groups[0].num_requests * groups[0].width == q_RND.shape[0]
     if covers_all and isinstance(groups[0].rows, slice):
@@ -49,10 +48,13 @@ def _attend(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, group: AttentionGroup) 
     batch, width = group.num_requests, group.width
     q_BWKGD = q_RND.view(batch, width, num_kv_heads, -1, head_dim)
     q_BKXD = q_BWKGD.permute(0, 2, 1, 3, 4).reshape(batch, num_kv_heads, -1, head_dim)
+    num_rows = q_BKXD.shape[2]
+    if group.mask is not None and group.mask.shape[2] > num_rows:
+        q_BKXD = torch.nn.functional.pad(q_BKXD, (0, 0, 0, group.mask.shape[2] - num_rows))
     out_BKXD = torch.nn.functional.scaled_dot_product_attention(
         q_BKXD, _gather(k_SKD, group), _gather(v_SKD, group), attn_mask=group.mask
     )
-    out_BWKGD = out_BKXD.view(batch, num_kv_heads, width, -1, head_dim).permute(0, 2, 1, 3, 4)
+    out_BWKGD = out_BKXD[:, :, :num_rows].unflatten(2, (width, -1)).permute(0, 2, 1, 3, 4)
     return out_BWKGD.reshape(batch * width, -1)
 
 
