@@ -81,14 +81,17 @@ class Cycle:
         state.clock.enter("accept")
         state.accepted = [None] * len(state.parts)
         state.logprobs = [[] for _ in state.parts]
-        if state.rows is None or state.rows.logits_SV is None:
+        if state.rows is None:
             return
-        drawn = self._sampler.draw(state.parts, state.drafts, state.rows)
-        for i in drawn.broken:
+        broken = set(state.rows.broken)
+        if state.rows.logits_SV is not None:
+            drawn = self._sampler.draw(state.parts, state.drafts, state.rows)
+            broken |= drawn.broken
+            for i in drawn.tokens.keys() - broken:
+                state.accepted[i] = accept_chain(state.drafts[i], drawn.tokens[i])
+                state.logprobs[i] = drawn.logprobs.get(i, [])
+        for i in broken:
             self._break(state.parts[i].request)
-        for i, tokens in drawn.tokens.items():
-            state.accepted[i] = accept_chain(state.drafts[i], tokens)
-            state.logprobs[i] = drawn.logprobs.get(i, [])
 
     def commit(self, state: CycleState) -> None:
         """Emits tokens, advances the caches, and extends the draft with the target's true features."""
@@ -181,7 +184,7 @@ class Cycle:
         return self._drafter is not None and request.spec.steps > 0
 
     def _break(self, request: Request) -> None:
-        """Fails one request whose logits are not numbers, and cleans its slots: NaN spreads even through a mask."""
+        """Fails one request whose numbers are none, and cleans its slots: NaN spreads even through a mask."""
         request.finish(ERROR, "the target's logits hold NaN or infinity: the weights or the dtype are unsound")
         slots = as_tensor(request.table.slots(0, request.table.capacity))
         self._engine.geometry.cache.clear(slots)

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from alula.core.records import PhaseOutcome
 from alula.engine.scheduler import Scheduled
+from alula.kernels.reference.sampling import check_rows
 from alula.layers.geometry import Geometry, Segment, build_forward
+from alula.layers.slot_table import as_tensor
 from alula.models.llama import LlamaModel
 
 # There are no graphs in this version: each phase says so in every record.
@@ -24,11 +27,13 @@ class TargetRows:
     """features_RF: one row for each row of every part, in order (None without a head).
 
     logits_SV: one row for each sampled row. first_sampled: for each part, its first row in logits_SV, or None.
+    broken: parts, sampled or not, whose hidden states hold NaN or infinity.
     """
 
     features_RF: Tensor | None
     logits_SV: Tensor | None
     first_sampled: tuple[int | None, ...]
+    broken: frozenset[int]
 
 
 class TargetRunner:
@@ -48,7 +53,26 @@ class TargetRunner:
         self._final_feature = final_feature
 
     def run(self, parts: Sequence[Scheduled], drafts: Sequence[Sequence[int]], wants_features: bool) -> TargetRows:
-        """One forward over the known tokens and drafts of every part; writes their keys and values."""
+        """One forward over the known tokens and drafts of every part; writes their keys and values.
+
+        A masked position takes part in attention as 0 * value, so NaN of one request would reach whoever reads its
+        slots behind a mask. Where a hidden state is not finite, every part is therefore run again by itself.
+        """
+        rows = self._forward(parts, drafts, wants_features)
+        if len(parts) == 1 or not rows.broken:
+            return rows
+        for part in parts:
+            self._clear(part)
+        alone = []
+        for part, drafted in zip(parts, drafts, strict=True):
+            alone.append(self._forward([part], [drafted], wants_features))
+            if alone[-1].broken:
+                self._clear(part)
+        return _joined(alone)
+
+    def _forward(
+        self, parts: Sequence[Scheduled], drafts: Sequence[Sequence[int]], wants_features: bool
+    ) -> TargetRows:
         segments, ids = [], []
         for part, drafted in zip(parts, drafts, strict=True):
             request, start = part.request, part.request.num_kv
@@ -59,7 +83,40 @@ class TargetRunner:
         sampled, first_sampled = _sampled_rows(parts)
         logits_SV = self._target.logits(_pick(output.hidden_RH, sampled), "verify") if sampled else None
         features_RF = output.hidden_RH if wants_features and self._final_feature else output.features_RF
-        return TargetRows(None if features_RF is None else features_RF[: len(ids)], logits_SV, first_sampled)
+        return TargetRows(
+            features_RF=None if features_RF is None else features_RF[: len(ids)],
+            logits_SV=logits_SV,
+            first_sampled=first_sampled,
+            broken=_broken_parts(parts, check_rows(output.hidden_RH[: len(ids)])),
+        )
+
+    def _clear(self, part: Scheduled) -> None:
+        """Zeroes the slots of the part's rows."""
+        start, width = part.request.num_kv, part.num_known + part.num_drafts
+        self._geometry.cache.clear(as_tensor(part.request.table.slots(start, start + width)))
+
+
+def _broken_parts(parts: Sequence[Scheduled], bad_R: Tensor) -> frozenset[int]:
+    if not bool(bad_R.any()):
+        return frozenset()
+    pieces = bad_R.split([part.num_known + part.num_drafts for part in parts])
+    return frozenset(i for i, piece in enumerate(pieces) if bool(piece.any()))
+
+
+def _joined(pieces: Sequence[TargetRows]) -> TargetRows:
+    """The rows of one part each, as those of one forward."""
+    firsts: list[int | None] = []
+    logits: list[Tensor] = []
+    for piece in pieces:
+        firsts.append(None if piece.logits_SV is None else sum(map(len, logits)))
+        logits += [] if piece.logits_SV is None else [piece.logits_SV]
+    features = [piece.features_RF for piece in pieces if piece.features_RF is not None]
+    return TargetRows(
+        features_RF=torch.cat(features) if features else None,
+        logits_SV=torch.cat(logits) if logits else None,
+        first_sampled=tuple(firsts),
+        broken=frozenset(i for i, piece in enumerate(pieces) if piece.broken),
+    )
 
 
 def _sampled_rows(parts: Sequence[Scheduled]) -> tuple[list[int], tuple[int | None, ...]]:
