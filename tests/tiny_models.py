@@ -98,6 +98,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def checkpoint(family: str = "plain", dtype: torch.dtype = torch.float32) -> Path:
     """The folder of a checkpoint of that family."""
     folder = _folder() / f"{family}-{str(dtype).removeprefix('torch.')}"
+    if folder.exists():  # asked for with other defaults spelt out
+        return folder
     model = _random_model(family)
     model.to(dtype).save_pretrained(folder)
     write_tokenizer(folder)
@@ -125,9 +127,11 @@ def head(family: str = "plain", kind: str = "bigram") -> Path:
     "bigram" passes the last token's embedding on to the target's own output head: untied targets lean on their last
     token here, so it is right now and then. "random" knows nothing.
     """
+    folder = _folder() / f"{family}-head-{kind}"
+    if folder.exists():
+        return folder
     target = checkpoint(family)
     config = json.loads((target / "config.json").read_text())
-    folder = _folder() / f"{family}-head-{kind}"
     folder.mkdir()
     head_config = _head_config(config)
     tensors = _head_tensors(head_config)

@@ -5,7 +5,9 @@ Knows nothing of tensors or ranks: it speaks to a backend in commands.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -76,10 +78,14 @@ class LLM:
         self._draft_name = _draft_name(head, self.config.speculation.head)
         self._records = RecordWriter(record) if record else None
         self._record_error: RecordWriteError | None = None
-        self.tokenizer = load_tokenizer(source, open_checkpoint(source))
-        spec = EngineSpec(source=source, head=head, config=self.config)
-        self._backend: Backend = start_backend(spec, progress)
-        self._description = self._backend.describe()
+        with ExitStack() as undo:
+            if self._records is not None:
+                undo.callback(self._records.close)
+            self.tokenizer = load_tokenizer(source, open_checkpoint(source))
+            spec = EngineSpec(source=source, head=head, config=self.config)
+            self._backend: Backend = start_backend(spec, progress)
+            self._description = self._backend.describe()
+            undo.pop_all()
         self._cycles: list[CycleRecord] = []
         self._pending_adds: list[RequestSpec] = []
         self._pending_aborts: list[str] = []
@@ -171,7 +177,7 @@ class LLM:
         description = self._description
         return RunRecord(
             alula=alula.__version__,
-            torch=torch.__version__,
+            torch=str(torch.__version__),
             model=self._model_name,
             draft=self._draft_name,
             device=description.device,
@@ -190,15 +196,14 @@ class LLM:
         """
         backend, self._backend = self._backend, _Closed()
         try:
-            if self._records is not None and not isinstance(backend, _Closed):
+            if self._records is not None:
                 for record in backend.dispatch_records():
                     self._write(record)
-                self._records.close()
-                self._records = None
         except RankFailure:
             pass  # the failure was raised where it happened; closing only cleans up
         finally:
             backend.close()
+            self._end_records(None)
         error, self._record_error = self._record_error, None
         if error is not None:
             raise error
@@ -246,10 +251,10 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        messages = [item for item in prompt if isinstance(item, dict)]
-        if messages:
-            return self.tokenizer.encode_chat(messages)
-        return [item for item in prompt if isinstance(item, int)]
+        items: list[Any] = list(prompt)
+        if items and all(isinstance(item, dict) for item in items):
+            return self.tokenizer.encode_chat(items)
+        return [_token_id(item) for item in items]
 
     def _enqueue(self, specs: Sequence[RequestSpec]) -> None:
         self._pending_adds += specs
@@ -270,7 +275,28 @@ class LLM:
             self._records.write(record)
         except RecordWriteError as error:
             # The answer under way is worth more than its records: go on, and raise when the run ends.
-            self._records, self._record_error = None, error
+            self._end_records(error)
+
+    def _end_records(self, error: RecordWriteError | None) -> None:
+        """Closes the file; the first error is kept for `close` to raise."""
+        records, self._records = self._records, None
+        self._record_error = self._record_error or error
+        try:
+            if records is not None:
+                records.close()
+        except RecordWriteError as late:
+            self._record_error = self._record_error or late
+
+
+def _token_id(item: Any) -> int:
+    """Whole numbers of any library; what is none is refused, and not left out."""
+    try:
+        return operator.index(item)
+    except TypeError:
+        raise InvalidOption(
+            f"a prompt holds {item!r}; expected a text, a list of token ids, or a list of messages "
+            "({'role': ..., 'content': ...})"
+        ) from None
 
 
 class _Closed:
