@@ -6,7 +6,7 @@ Knows nothing of processes, prompts as text, or files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import torch
@@ -75,6 +75,13 @@ class Cycle:
         if state.parts:
             wants_features = any(self._keeps_draft(part.request) for part in state.parts)
             state.rows = self._runner.run(state.parts, state.drafts, wants_features)
+            suspects = [i for i in state.rows.broken if state.drafts[i]]
+            for (
+                i
+            ) in suspects:  # perhaps only a draft broke the row that it stands in, and plain decoding would go on
+                state.parts[i], state.drafts[i] = replace(state.parts[i], num_drafts=0), []
+            if suspects:
+                state.rows = self._runner.run(state.parts, state.drafts, wants_features)
 
     def accept(self, state: CycleState) -> None:
         """The target's draw at every sampled row; the longest prefix of drafts that agrees, plus one token."""

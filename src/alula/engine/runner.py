@@ -59,10 +59,12 @@ class TargetRunner:
         slots behind a mask. Where a hidden state is not finite, every part is therefore run again by itself.
         """
         rows = self._forward(parts, drafts, wants_features)
-        if len(parts) == 1 or not rows.broken:
+        if not rows.broken:
             return rows
         for part in parts:
             self._clear(part)
+        if len(parts) == 1:
+            return rows
         alone = []
         for part, drafted in zip(parts, drafts, strict=True):
             alone.append(self._forward([part], [drafted], wants_features))
