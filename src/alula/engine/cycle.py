@@ -75,10 +75,9 @@ class Cycle:
         if state.parts:
             wants_features = any(self._keeps_draft(part.request) for part in state.parts)
             state.rows = self._runner.run(state.parts, state.drafts, wants_features)
+            # Perhaps only a draft broke the row that it stands in, and plain decoding would go on.
             suspects = [i for i in state.rows.broken if state.drafts[i]]
-            for (
-                i
-            ) in suspects:  # perhaps only a draft broke the row that it stands in, and plain decoding would go on
+            for i in suspects:
                 state.parts[i], state.drafts[i] = replace(state.parts[i], num_drafts=0), []
             if suspects:
                 state.rows = self._runner.run(state.parts, state.drafts, wants_features)
