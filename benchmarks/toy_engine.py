@@ -35,6 +35,7 @@ from alula.kernels.reference.noise import gumbel
 from alula.layers.forward_input import ForwardInput
 from alula.layers.geometry import Geometry, Segment
 from alula.layers.kv_cache import KVCache
+from alula.layers.slot_table import as_tensor
 from alula.models.llama import TargetOutput
 from alula.spec.acceptance import Acceptance, accept_chain
 from alula.spec.draft_model import DraftOutput
@@ -78,7 +79,7 @@ class ToyTarget:
     def __call__(self, forward: ForwardInput, boundaries: tuple[int, ...] = ()) -> TargetOutput:
         ids_R = forward.ids_R
         marks_R11 = (ids_R + 1).float().view(-1, 1, 1)
-        forward.cache.write(0, forward.write_slots, marks_R11, marks_R11)
+        _write(forward, marks_R11, marks_R11)
         hidden_RV = self._table_VVV[_tokens_before(forward), ids_R]
         return TargetOutput(hidden_RV, ids_R[:, None].float() if boundaries else None)
 
@@ -132,7 +133,7 @@ class ToyDraft:
 
     def __call__(self, forward: ForwardInput, feature_RH: Tensor) -> DraftOutput:
         ids_R, before_R = forward.ids_R, feature_RH[:, 0].long()
-        forward.cache.write(0, forward.write_slots, feature_RH[:, None], ids_R.float().view(-1, 1, 1))
+        _write(forward, feature_RH[:, None], ids_R.float().view(-1, 1, 1))
         if self.seen is not None:
             rows = zip(forward.positions_R.tolist(), before_R.tolist(), ids_R.tolist(), strict=True)
             self.seen.append((forward.phase, list(rows)))
@@ -154,10 +155,14 @@ class ToyTokenizer:
 class _StickyCache(KVCache):
     """Keeps what a slot holds already: the keys of rejected drafts stay in place."""
 
-    def write(self, layer: int, slots: slice | Tensor, k_RKD: Tensor, v_RKD: Tensor) -> None:
-        slots_R = torch.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
-        free_R = self.k_LSKD[layer, slots_R, 0, 0] == 0
-        super().write(layer, slots_R[free_R], k_RKD[free_R], v_RKD[free_R])
+
+def _write(forward: ForwardInput, k_R11: Tensor, v_R11: Tensor) -> None:
+    slots_R, cache = as_tensor(forward.write_slots), forward.cache
+    if isinstance(cache, _StickyCache):
+        free_R = cache.k_LSKD[0, slots_R, 0, 0] == 0
+        slots_R, k_R11, v_R11 = slots_R[free_R], k_R11[free_R], v_R11[free_R]
+    cache.k_LSKD[0, slots_R] = k_R11
+    cache.v_LSKD[0, slots_R] = v_R11
 
 
 class _NoiseRow:

@@ -23,7 +23,7 @@ from alula.core.sampling import SamplingParams
 from alula.engine.engine import Engine
 from alula.engine.request import RequestSpec
 from alula.engine.setup import Parts
-from alula.layers.linear import choose_linear
+from alula.layers.kernels import choose_kernels
 from alula.spec.drafting import Drafter
 from alula.spec.head_loading import HeadPlace, load_head
 
@@ -82,10 +82,10 @@ def toys(draw: st.DrawFn) -> Toy:
         hot_ids=draw(st.sampled_from([tuple(range(VOCAB_SIZE)), (0, 2, 3, 6), (5,)])),
         page_tokens=page_tokens,
         # From just enough for one request alone, so that others are preempted, to plenty.
-        num_pages=1 + one_request * draw(st.sampled_from([1, 2, 8])) + draw(st.integers(0, 3)),
+        num_pages=1 + one_request * draw(st.sampled_from([1, 1, 2, 8])) + draw(st.integers(0, 3)),
         context_tokens=context_tokens,
         chunk_tokens=draw(st.sampled_from([1, 2, 5, 64])),
-        max_batch=draw(st.sampled_from([1, 2, 8])),
+        max_batch=draw(st.sampled_from([1, 3, 8, 8])),
         argmax_drafts=draw(st.booleans()),
     )
 
@@ -282,15 +282,15 @@ def real_plain(smollm2: Parts) -> dict[str, Outcome]:
     return decode(Engine(smollm2), real_specs(smollm2, 0))
 
 
-def with_head(parts: Parts, weights: str, head: Any) -> Parts:
-    """The same loaded target with other weights of its head."""
+def with_head(parts: Parts, weights: str, head: Any, **speculation: Any) -> Parts:
+    """The same loaded target with other weights of its head, or another reading of it."""
     assert parts.drafter is not None
     target = parts.target
-    choice = choose_linear(parts.device, parts.geometry.dtype)
+    choice = choose_kernels(parts.device, parts.geometry.dtype)
     place = HeadPlace(
         single_group(), parts.geometry.dtype, parts.device, choice, "auto", parts.context_tokens, seed=1
     )
-    draft = load_head(head, SpeculationConfig(head=weights), target, place)
+    draft = load_head(head, SpeculationConfig(head=weights, **speculation), target, place)
     return replace(parts, drafter=Drafter(draft, parts.drafter.geometry))
 
 

@@ -23,8 +23,8 @@ from alula.core.config import EngineConfig, SpeculationConfig
 from alula.core.shape import ModelShape, parse_shape
 from alula.engine.setup import EngineSpec, Parts, load_parts
 from alula.layers.geometry import Geometry
+from alula.layers.kernels import reference_kernels
 from alula.layers.kv_cache import KVCache
-from alula.layers.linear import LinearChoice
 from alula.layers.slot_table import SlotTable
 from alula.layers.weights import WeightReader
 from alula.models.checkpoint import open_checkpoint
@@ -147,16 +147,14 @@ def _load_target(family: str) -> LlamaModel:
     source = resolve_source(str(tiny_models.checkpoint(family)))
     reader = WeightReader(open_checkpoint(source), torch.float32, torch.device("cpu"))
     with torch.no_grad():
-        return LlamaModel(
-            reader, target_shape(family), CONTEXT_TOKENS, single_group(), LinearChoice(kernel="torch")
-        )
+        return LlamaModel(reader, target_shape(family), CONTEXT_TOKENS, single_group(), reference_kernels())
 
 
 def load(
     folder: Path | None, family: str = "plain", dtype: torch.dtype = torch.float32, **speculation: Any
 ) -> DraftModel:
     """The head, as the engine loads it on one rank."""
-    choice = LinearChoice(kernel="torch")
+    choice = reference_kernels()
     place = HeadPlace(single_group(), dtype, torch.device("cpu"), choice, "auto", CONTEXT_TOKENS, 0)
     return load_head(folder, SpeculationConfig(**speculation), load_target(family), place)
 

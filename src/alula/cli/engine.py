@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from alula.cli.options import EngineOptions
 from alula.cli.output import Output, check_writable
+from alula.core.environment import bind_threads
 
 if TYPE_CHECKING:
     from alula.engine.llm import LLM
@@ -19,6 +20,8 @@ def open_engine(model: str, options: EngineOptions, output: Output) -> Iterator[
     config = options.config()
     if options.record is not None:
         check_writable("--record", options.record)
+    if config.parallel.tp == 1:
+        bind_threads()
     from alula.engine.llm import LLM
 
     with output.loading() as say:

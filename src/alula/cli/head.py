@@ -12,6 +12,7 @@ from rich.table import Table
 from alula.cli.options import parse_boundaries
 from alula.cli.output import Output
 from alula.core.config import EngineConfig, SpeculationConfig
+from alula.core.environment import bind_threads
 from alula.core.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def check_head(
 ) -> dict[str, Any]:
     """Runs the check and prints it; the report as a dict, for the document."""
     speculation = SpeculationConfig(aux_boundaries=parse_boundaries(aux_boundaries), feedback=feedback)
+    bind_threads()
     from msgspec import to_builtins
 
     from alula.engine.head_check import run_head_check

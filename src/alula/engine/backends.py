@@ -14,11 +14,14 @@ from alula.comm.environment_plan import plan_environment
 from alula.comm.group import Group, single_group
 from alula.core.environment import inherited
 from alula.core.records import DispatchRecord
+from alula.core.shape import parse_shape
 from alula.engine.device import resolve_device
 from alula.engine.engine import Engine, StepOutput
 from alula.engine.ranks import RankPool
 from alula.engine.request import RequestSpec
 from alula.engine.setup import EngineSpec, Progress, load_parts
+from alula.layers.attention import check_heads
+from alula.models.checkpoint import open_checkpoint
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +123,8 @@ class RankedBackend:
 
     def __init__(self, spec: EngineSpec, progress: Progress | None) -> None:
         parallel = spec.config.parallel
+        shape = parse_shape(open_checkpoint(spec.source).config)
+        check_heads(shape.num_heads, shape.num_kv_heads, parallel.tp)  # before ranks start in vain
         if progress:
             progress(f"starting {parallel.tp} ranks")
         device = resolve_device(spec.config.device).type

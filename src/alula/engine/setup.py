@@ -22,8 +22,8 @@ from alula.engine.device import device_name, free_memory_bytes, resolve_device
 from alula.engine.exactness import Exactness, plan_exactness
 from alula.layers.attention import check_heads
 from alula.layers.geometry import Geometry
+from alula.layers.kernels import choose_kernels
 from alula.layers.kv_cache import KVCache
-from alula.layers.linear import choose_linear
 from alula.layers.weights import WeightReader
 from alula.models.checkpoint import Checkpoint, open_checkpoint
 from alula.models.llama import LlamaModel
@@ -76,12 +76,12 @@ def load_parts(spec: EngineSpec, group: Group, progress: Progress | None = None)
     shape = parse_shape(checkpoint.config)
     check_heads(shape.num_heads, shape.num_kv_heads, group.size)
     dtype = resolve_dtype(config.dtype, checkpoint.config, device)
-    choice = choose_linear(device, dtype)
+    kernels = choose_kernels(device, dtype)
     context = config.context_tokens or shape.max_position
-    place = HeadPlace(group, dtype, device, choice, config.parallel.draft, context, config.seed)
+    place = HeadPlace(group, dtype, device, kernels, config.parallel.draft, context, config.seed)
     with _memory_errors("the weights", "use a smaller --dtype or more ranks (--tp)"):
         reader = WeightReader(checkpoint, dtype, device, _weights_progress(say))
-        target = LlamaModel(reader, shape, context, group, choice)
+        target = LlamaModel(reader, shape, context, group, kernels)
         draft = _load_draft(spec, target, place, say)
     with _memory_errors("the KV cache", "give it less (--kv-memory) or shorten the context"):
         caches = _size_caches(config, shape, draft, place)
@@ -114,7 +114,7 @@ def _assemble(spec: EngineSpec, config: EngineConfig, place: HeadPlace, caches: 
     facts = {
         "processor": device_name(place.device),
         "weights": loaded.checkpoint.description,
-        "linear": msgspec.to_builtins(place.choice),
+        **place.kernels.facts(),
         "exactness": msgspec.to_builtins(exactness),
         "kv_tokens": (caches.num_pages - 1) * config.page_tokens,
         "context_tokens": context,

@@ -12,9 +12,9 @@ from torch import Tensor
 from alula.comm.group import Group
 from alula.core.errors import InvalidOption
 from alula.kernels.reference.attention import paged_attention
-from alula.kernels.reference.rope import apply_rope
 from alula.layers.forward_input import ForwardInput
-from alula.layers.linear import ColumnParallelLinear, LinearChoice, Part, RowParallelLinear
+from alula.layers.kernels import Kernels
+from alula.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
 from alula.layers.norm import RMSNorm
 from alula.layers.weights import WeightReader
 
@@ -41,7 +41,7 @@ class Attention:
         shape: AttentionShape,
         layer: int,
         group: Group,
-        choice: LinearChoice,
+        kernels: Kernels,
     ) -> None:
         check_heads(shape.num_heads, shape.num_kv_heads, group.size)
         query_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -50,36 +50,36 @@ class Attention:
             Part(f"{prefix}.k_proj", kv_size),
             Part(f"{prefix}.v_proj", kv_size),
         )
-        self._qkv = ColumnParallelLinear(reader, parts, shape.num_inputs, group, choice, shape.bias)
+        self._qkv = ColumnParallelLinear(reader, parts, shape.num_inputs, group, kernels, shape.bias)
         output = Part(f"{prefix}.o_proj", shape.hidden_size)
-        self._output = RowParallelLinear(reader, output, query_size, group, choice, shape.bias)
+        self._output = RowParallelLinear(reader, output, query_size, group, kernels, shape.bias)
         self._head_norms = None
         if shape.qk_norm_eps is not None:
             eps = shape.qk_norm_eps
             self._head_norms = tuple(
-                RMSNorm(reader, f"{prefix}.{name}_norm", shape.head_dim, eps) for name in ("q", "k")
+                RMSNorm(reader, f"{prefix}.{name}_norm", shape.head_dim, eps, kernels) for name in ("q", "k")
             )
         self._num_heads = shape.num_heads // group.size
         self._num_kv_heads = shape.num_kv_heads // group.size
         self._head_dim = shape.head_dim
         self._layer = layer
+        self._rows = kernels.rows
 
     def __call__(self, x_RX: Tensor, rotary: tuple[Tensor, Tensor], forward: ForwardInput) -> Tensor:
-        qkv_RAD = self._qkv(x_RX).view(x_RX.shape[0], -1, self._head_dim)
-        num_rotated = self._num_heads + self._num_kv_heads
-        rotated_RAD = apply_rope(self._normed(qkv_RAD[:, :num_rotated]), *rotary)
-        q_RND, k_RKD = rotated_RAD[:, : self._num_heads], rotated_RAD[:, self._num_heads :]
-        cache = forward.cache
-        cache.write(self._layer, forward.write_slots, k_RKD, qkv_RAD[:, num_rotated:])
-        out_RX = paged_attention(q_RND, cache.k_LSKD[self._layer], cache.v_LSKD[self._layer], forward.groups)
-        return self._output(out_RX, forward.phase)
+        cache, layer = forward.cache, self._layer
+        qkv_RAD = self._normed(self._qkv(x_RX).view(x_RX.shape[0], -1, self._head_dim))
+        k_SKD, v_SKD = cache.k_LSKD[layer], cache.v_LSKD[layer]
+        q_RND = self._rows.rotate_and_write(qkv_RAD, rotary, k_SKD, v_SKD, forward.write_slots)
+        return self._output(paged_attention(q_RND, k_SKD, v_SKD, forward.groups), forward.phase)
 
-    def _normed(self, qk_RAD: Tensor) -> Tensor:
+    def _normed(self, qkv_RAD: Tensor) -> Tensor:
         if self._head_norms is None:
-            return qk_RAD
-        query_norm, key_norm = self._head_norms
-        query, key = qk_RAD[:, : self._num_heads], qk_RAD[:, self._num_heads :]
-        return torch.cat((query_norm(query), key_norm(key)), dim=1)
+            return qkv_RAD
+        parts = qkv_RAD.split((self._num_heads, self._num_kv_heads, self._num_kv_heads), dim=1)
+        query, key = (
+            norm(part.flatten(0, 1)).view_as(part) for norm, part in zip(self._head_norms, parts, strict=False)
+        )
+        return torch.cat((query, key, parts[2]), dim=1)
 
 
 def check_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> None:

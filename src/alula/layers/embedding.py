@@ -8,7 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from alula.comm.group import Group
-from alula.layers.linear import LinearChoice, build_linear, shard
+from alula.layers.kernels import Kernels, build_linear
+from alula.layers.linear import shard
 from alula.layers.weights import WeightReader
 
 
@@ -31,8 +32,8 @@ class VocabParallelEmbedding:
 class VocabParallelHead:
     """Logits over the whole vocabulary: each rank multiplies its range, then all gather."""
 
-    def __init__(self, weight_VH: Tensor, vocab_size: int, group: Group, choice: LinearChoice) -> None:
-        self._product = build_linear(weight_VH, None, choice)
+    def __init__(self, weight_VH: Tensor, vocab_size: int, group: Group, kernels: Kernels) -> None:
+        self._product = build_linear(weight_VH, None, kernels.linear)
         self._vocab_size = vocab_size
         self._group = group
 
@@ -44,10 +45,10 @@ class VocabParallelHead:
         vocab_size: int,
         hidden_size: int,
         group: Group,
-        choice: LinearChoice,
+        kernels: Kernels,
     ) -> VocabParallelHead:
         weight_VH = reader.take(f"{name}.weight", (vocab_size, hidden_size), (0, *shard(vocab_size, group)))
-        return cls(weight_VH, vocab_size, group, choice)
+        return cls(weight_VH, vocab_size, group, kernels)
 
     def __call__(self, hidden_RH: Tensor, phase: str) -> Tensor:
         logits_RV = self._group.all_gather(self._product(hidden_RH), phase)

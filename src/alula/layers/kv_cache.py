@@ -1,6 +1,6 @@
 """The storage of keys and values in slots. Does not know pages, requests, or which slot belongs to whom.
 
-L layers, S slots, K kv heads (of this rank), D head dimension, R rows.
+L layers, S slots, K kv heads (of this rank), D head dimension.
 """
 
 from __future__ import annotations
@@ -33,15 +33,6 @@ class KVCache:
     @property
     def num_slots(self) -> int:
         return self.k_LSKD.shape[1]
-
-    def write(self, layer: int, slots: slice | Tensor, k_RKD: Tensor, v_RKD: Tensor) -> None:
-        """Puts the rows into their slots. Mutates the cache."""
-        if isinstance(slots, slice):
-            self.k_LSKD[layer, slots] = k_RKD
-            self.v_LSKD[layer, slots] = v_RKD
-        else:
-            self.k_LSKD[layer].index_copy_(0, slots, k_RKD)
-            self.v_LSKD[layer].index_copy_(0, slots, v_RKD)
 
     def clear(self, slots: Tensor) -> None:
         """Zeroes slots that may hold NaN: a masked position still takes part in a product, as 0 * value."""

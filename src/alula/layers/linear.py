@@ -7,45 +7,14 @@ follows needs one all-reduce. R rows, I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 import torch
 from torch import Tensor
 
 from alula.comm.group import Group
-from alula.kernels.cpu import linear as packed
-from alula.kernels.reference.linear import Linear as TorchLinear
+from alula.layers.kernels import Kernels, build_linear
 from alula.layers.weights import WeightReader
-
-
-class LinearKernel(Protocol):
-    """A product with a constant weight."""
-
-    name: str
-
-    def __call__(self, x_RI: Tensor) -> Tensor: ...
-
-
-class LinearChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which kernel multiplies, and why the faster one was refused (None where it was not)."""
-
-    kernel: str
-    refusal: str | None = None
-
-
-def choose_linear(device: torch.device, dtype: torch.dtype) -> LinearChoice:
-    """The packed oneDNN kernel on a CPU that admits it, else torch's own, with the reason."""
-    if device.type != "cpu":
-        return LinearChoice(kernel="torch")
-    reason = packed.refusal(dtype)
-    return LinearChoice(kernel="torch" if reason else "onednn-packed", refusal=reason)
-
-
-def build_linear(weight_OI: Tensor, bias_O: Tensor | None, choice: LinearChoice) -> LinearKernel:
-    if choice.kernel == "onednn-packed":
-        return packed.Linear(weight_OI, bias_O)
-    return TorchLinear(weight_OI, bias_O)
 
 
 def shard(size: int, group: Group) -> tuple[int, int]:
@@ -70,7 +39,7 @@ class ColumnParallelLinear:
         parts: Sequence[Part],
         num_inputs: int,
         group: Group,
-        choice: LinearChoice,
+        kernels: Kernels,
         bias: bool = False,
     ) -> None:
         cuts = [shard(part.num_outputs, group) for part in parts]
@@ -81,7 +50,7 @@ class ColumnParallelLinear:
         bias_O = None
         if bias:
             bias_O = torch.cat([reader.take(f"{p.name}.bias", (p.num_outputs,), (0, *cut)) for p, cut in pairs])
-        self._product = build_linear(weight, bias_O, choice)
+        self._product = build_linear(weight, bias_O, kernels.linear)
 
     def __call__(self, x_RI: Tensor) -> Tensor:
         return self._product(x_RI)
@@ -96,11 +65,11 @@ class RowParallelLinear:
         part: Part,
         num_inputs: int,
         group: Group,
-        choice: LinearChoice,
+        kernels: Kernels,
         bias: bool = False,
     ) -> None:
         weight = reader.take(f"{part.name}.weight", (part.num_outputs, num_inputs), (1, *shard(num_inputs, group)))
-        self._product = build_linear(weight, None, choice)
+        self._product = build_linear(weight, None, kernels.linear)
         # Added once, after the sum over ranks.
         self._bias_O = reader.take(f"{part.name}.bias", (part.num_outputs,)) if bias else None
         self._group = group

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from alula.comm.group import Group
-from alula.kernels.reference.activation import silu_and_multiply
-from alula.layers.linear import ColumnParallelLinear, LinearChoice, Part, RowParallelLinear
+from alula.layers.kernels import Kernels
+from alula.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
 from alula.layers.weights import WeightReader
 
 
@@ -20,13 +20,14 @@ class GatedMLP:
         hidden_size: int,
         intermediate_size: int,
         group: Group,
-        choice: LinearChoice,
+        kernels: Kernels,
         bias: bool = False,
     ) -> None:
         parts = (Part(f"{prefix}.gate_proj", intermediate_size), Part(f"{prefix}.up_proj", intermediate_size))
-        self._gate_up = ColumnParallelLinear(reader, parts, hidden_size, group, choice, bias)
+        self._gate_up = ColumnParallelLinear(reader, parts, hidden_size, group, kernels, bias)
+        self._rows = kernels.rows
         down = Part(f"{prefix}.down_proj", hidden_size)
-        self._down = RowParallelLinear(reader, down, intermediate_size, group, choice, bias)
+        self._down = RowParallelLinear(reader, down, intermediate_size, group, kernels, bias)
 
     def __call__(self, x_RH: Tensor, phase: str) -> Tensor:
-        return self._down(silu_and_multiply(self._gate_up(x_RH)), phase)
+        return self._down(self._rows.silu_and_multiply(self._gate_up(x_RH)), phase)

@@ -15,7 +15,7 @@ from alula.core.shape import ModelShape
 from alula.layers.attention import Attention, AttentionShape
 from alula.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from alula.layers.forward_input import ForwardInput
-from alula.layers.linear import LinearChoice
+from alula.layers.kernels import Kernels
 from alula.layers.mlp import GatedMLP
 from alula.layers.norm import RMSNorm
 from alula.layers.rope import RotaryPositions
@@ -34,9 +34,7 @@ class TargetOutput:
 
 
 class DecoderLayer:
-    def __init__(
-        self, reader: WeightReader, index: int, shape: ModelShape, group: Group, choice: LinearChoice
-    ) -> None:
+    def __init__(self, reader: WeightReader, index: int, shape: ModelShape, group: Group, kernels: Kernels) -> None:
         prefix = f"model.layers.{index}"
         attention = AttentionShape(
             num_inputs=shape.hidden_size,
@@ -47,16 +45,27 @@ class DecoderLayer:
             bias=shape.attention_bias,
         )
         eps = shape.rms_norm_eps
-        self._attention_norm = RMSNorm(reader, f"{prefix}.input_layernorm", shape.hidden_size, eps)
-        self._attention = Attention(reader, f"{prefix}.self_attn", attention, index, group, choice)
-        self._mlp_norm = RMSNorm(reader, f"{prefix}.post_attention_layernorm", shape.hidden_size, eps)
+        self._attention_norm = RMSNorm(reader, f"{prefix}.input_layernorm", shape.hidden_size, eps, kernels)
+        self._attention = Attention(reader, f"{prefix}.self_attn", attention, index, group, kernels)
+        self._mlp_norm = RMSNorm(reader, f"{prefix}.post_attention_layernorm", shape.hidden_size, eps, kernels)
         self._mlp = GatedMLP(
-            reader, f"{prefix}.mlp", shape.hidden_size, shape.intermediate_size, group, choice, shape.mlp_bias
+            reader, f"{prefix}.mlp", shape.hidden_size, shape.intermediate_size, group, kernels, shape.mlp_bias
         )
 
-    def __call__(self, x_RH: Tensor, rotary: tuple[Tensor, Tensor], forward: ForwardInput) -> Tensor:
-        x_RH = x_RH + self._attention(self._attention_norm(x_RH), rotary, forward)
-        return x_RH + self._mlp(self._mlp_norm(x_RH), forward.phase)
+    def __call__(
+        self, x_RH: Tensor, delta_RH: Tensor | None, rotary: tuple[Tensor, Tensor], forward: ForwardInput
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The residual stream comes as a sum still to be made, since the norm after it makes it in the same pass.
+
+        Returns the stream at the layer's entrance, and the two summands of the stream behind the layer.
+        """
+        if delta_RH is None:
+            entered_RH, normed_RH = x_RH, self._attention_norm(x_RH)
+        else:
+            entered_RH, normed_RH = self._attention_norm.after_adding(x_RH, delta_RH)
+        attended_RH = self._attention(normed_RH, rotary, forward)
+        middle_RH, normed_RH = self._mlp_norm.after_adding(entered_RH, attended_RH)
+        return entered_RH, middle_RH, self._mlp(normed_RH, forward.phase)
 
 
 class LlamaModel:
@@ -68,7 +77,7 @@ class LlamaModel:
         shape: ModelShape,
         context_tokens: int,
         group: Group,
-        choice: LinearChoice,
+        kernels: Kernels,
     ) -> None:
         self.shape = shape
         vocab_size, hidden_size = shape.vocab_size, shape.hidden_size
@@ -76,13 +85,13 @@ class LlamaModel:
         self._rotary = RotaryPositions(
             shape.head_dim, shape.rope_theta, shape.rope_scaling, context_tokens, reader.dtype, reader.device
         )
-        self._layers = [DecoderLayer(reader, i, shape, group, choice) for i in range(shape.num_layers)]
-        self._norm = RMSNorm(reader, "model.norm", hidden_size, shape.rms_norm_eps)
+        self._layers = [DecoderLayer(reader, i, shape, group, kernels) for i in range(shape.num_layers)]
+        self._norm = RMSNorm(reader, "model.norm", hidden_size, shape.rms_norm_eps, kernels)
         if shape.tied_embeddings:
-            self.head = VocabParallelHead(self.embedding.weight_VH, vocab_size, group, choice)
+            self.head = VocabParallelHead(self.embedding.weight_VH, vocab_size, group, kernels)
             reader.finish((*IGNORED_TENSORS, "lm_head.weight"))
         else:
-            self.head = VocabParallelHead.read(reader, "lm_head", vocab_size, hidden_size, group, choice)
+            self.head = VocabParallelHead.read(reader, "lm_head", vocab_size, hidden_size, group, kernels)
             reader.finish(IGNORED_TENSORS)
 
     def __call__(self, forward: ForwardInput, boundaries: tuple[int, ...] = ()) -> TargetOutput:
@@ -92,13 +101,16 @@ class LlamaModel:
         """
         x_RH = self.embedding(forward.ids_R, forward.phase)
         rotary = self._rotary(forward.positions_R)
-        kept = {0: x_RH} if 0 in boundaries else {}
-        for index, layer in enumerate(self._layers, 1):
-            x_RH = layer(x_RH, rotary, forward)
-            if index in boundaries:
-                kept[index] = x_RH
+        delta_RH: Tensor | None = None
+        kept: dict[int, Tensor] = {}
+        for boundary, layer in enumerate(self._layers):
+            entered_RH, x_RH, delta_RH = layer(x_RH, delta_RH, rotary, forward)
+            if boundary in boundaries:
+                kept[boundary] = entered_RH
+        assert delta_RH is not None  # a model has layers
+        kept[len(self._layers)], hidden_RH = self._norm.after_adding(x_RH, delta_RH)
         features_RF = torch.cat([kept[b] for b in boundaries], dim=-1) if boundaries else None
-        return TargetOutput(self._norm(x_RH), features_RF)
+        return TargetOutput(hidden_RH, features_RF)
 
     def logits(self, hidden_RH: Tensor, phase: str) -> Tensor:
         return self.head(hidden_RH, phase)

@@ -18,7 +18,7 @@ from alula.core.errors import CheckpointError
 from alula.layers.attention import Attention, AttentionShape
 from alula.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from alula.layers.forward_input import ForwardInput
-from alula.layers.linear import LinearChoice, LinearKernel, build_linear
+from alula.layers.kernels import Kernels, LinearKernel, build_linear
 from alula.layers.mlp import GatedMLP
 from alula.layers.norm import RMSNorm
 from alula.layers.rope import RotaryPositions
@@ -39,7 +39,7 @@ class DraftOutput:
 class FeatureFusion:
     """Features of the target -> the head's own hidden size, once a committed token."""
 
-    def __init__(self, reader: WeightReader, config: HeadConfig, choice: LinearChoice) -> None:
+    def __init__(self, reader: WeightReader, config: HeadConfig, kernels: Kernels) -> None:
         self._slice_size = config.target_hidden_size
         self._slice_norms: list[RMSNorm] = []
         self._whole_norm: RMSNorm | None = None
@@ -48,12 +48,12 @@ class FeatureFusion:
             return
         if config.fc_norm:
             names = [f"fc_norm.{i}" for i in range(len(config.boundaries))]
-            self._slice_norms = [RMSNorm(reader, n, self._slice_size, config.rms_norm_eps) for n in names]
+            self._slice_norms = [RMSNorm(reader, n, self._slice_size, config.rms_norm_eps, kernels) for n in names]
         if config.norm_before_fc:
-            self._whole_norm = RMSNorm(reader, "input_norm", config.num_features, config.rms_norm_eps)
+            self._whole_norm = RMSNorm(reader, "input_norm", config.num_features, config.rms_norm_eps, kernels)
         weight = reader.take("fc.weight", (config.hidden_size, config.num_features))
         bias = reader.take("fc.bias", (config.hidden_size,)) if config.fc_bias else None
-        self._projection = build_linear(weight, bias, choice)
+        self._projection = build_linear(weight, bias, kernels.linear)
 
     def __call__(self, features_RF: Tensor) -> Tensor:
         if self._projection is None:
@@ -79,19 +79,19 @@ class DraftModel:
         group: Group,
         target_group: Group,
         reader: WeightReader,
-        choice: LinearChoice,
+        kernels: Kernels,
     ) -> None:
         self.config = config
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.fuse = FeatureFusion(reader, config, choice)
+        self.fuse = FeatureFusion(reader, config, kernels)
         self._embedding = _embedding(reader, config, target, group)
-        self._embedding_norm = RMSNorm(reader, "layers.0.input_layernorm", size, eps)
-        self._hidden_norm = RMSNorm(reader, "layers.0.hidden_norm", size, eps)
-        self._attention = Attention(reader, "layers.0.self_attn", _attention_shape(config), 0, group, choice)
-        self._mlp_norm = RMSNorm(reader, "layers.0.post_attention_layernorm", size, eps)
-        self._mlp = GatedMLP(reader, "layers.0.mlp", size, config.intermediate_size, group, choice)
-        self._norm = RMSNorm(reader, "norm", size, eps)
-        self._head, self.hot_D = _head(source, reader, config, target, group, choice)
+        self._embedding_norm = RMSNorm(reader, "layers.0.input_layernorm", size, eps, kernels)
+        self._hidden_norm = RMSNorm(reader, "layers.0.hidden_norm", size, eps, kernels)
+        self._attention = Attention(reader, "layers.0.self_attn", _attention_shape(config), 0, group, kernels)
+        self._mlp_norm = RMSNorm(reader, "layers.0.post_attention_layernorm", size, eps, kernels)
+        self._mlp = GatedMLP(reader, "layers.0.mlp", size, config.intermediate_size, group, kernels)
+        self._norm = RMSNorm(reader, "norm", size, eps, kernels)
+        self._head, self.hot_D = _head(source, reader, config, target, group, kernels)
         # Sized by the engine's context: a head's own max_position_embeddings is often only its training length.
         self._rotary = RotaryPositions(
             config.head_dim, config.rope_theta, config.rope_scaling, context_tokens, reader.dtype, reader.device
@@ -108,9 +108,8 @@ class DraftModel:
         residual_RH = normed_RH if self.config.norm_before_residual else feature_RH
         rotary = self._rotary(forward.positions_R)
         attended_RH = self._attention(torch.cat((embedded_RH, normed_RH), dim=-1), rotary, forward)
-        x_RH = residual_RH + attended_RH
-        y_RH = x_RH + self._mlp(self._mlp_norm(x_RH), forward.phase)
-        out_RH = self._norm(y_RH)
+        x_RH, mlp_input_RH = self._mlp_norm.after_adding(residual_RH, attended_RH)
+        y_RH, out_RH = self._norm.after_adding(x_RH, self._mlp(mlp_input_RH, forward.phase))
         return DraftOutput(out_RH if self.config.feedback == "post" else y_RH, out_RH)
 
     def logits(self, normed_RH: Tensor, phase: str) -> Tensor:
@@ -176,11 +175,11 @@ def _head(
     config: HeadConfig,
     target: LlamaModel,
     group: Group,
-    choice: LinearChoice,
+    kernels: Kernels,
 ) -> tuple[VocabParallelHead, Tensor]:
     shares = config.draft_vocab_size is None and config.hidden_size == target.shape.hidden_size
     if shares and not reader.has("lm_head.weight"):
         return target.head, torch.arange(config.vocab_size)
     size = config.draft_vocab_size or config.vocab_size
-    head = VocabParallelHead.read(reader, "lm_head", size, config.hidden_size, group, choice)
+    head = VocabParallelHead.read(reader, "lm_head", size, config.hidden_size, group, kernels)
     return head, hot_token_ids(source, size, config.vocab_size)

@@ -16,7 +16,7 @@ from alula.comm.group import Group, single_group
 from alula.core.config import SpeculationConfig
 from alula.core.shape import ModelShape
 from alula.layers.attention import check_heads
-from alula.layers.linear import LinearChoice
+from alula.layers.kernels import Kernels
 from alula.layers.weights import TensorSource, WeightReader
 from alula.models.llama import LlamaModel
 from alula.spec.draft_model import DraftModel, tensor_shapes
@@ -29,12 +29,12 @@ _RANDOM_VOCAB = 8192
 
 @dataclass(frozen=True)
 class HeadPlace:
-    """Where a head goes: the target's group, dtype, device and linear kernel, and the wish for sharding."""
+    """Where a head goes: the target's group, dtype, device and kernels, and the wish for sharding."""
 
     group: Group
     dtype: torch.dtype
     device: torch.device
-    choice: LinearChoice
+    kernels: Kernels
     placement: str
     context_tokens: int
     seed: int
@@ -48,7 +48,7 @@ def load_head(
     config = settle(config, speculation.aux_boundaries, speculation.feedback, target.shape)
     group = _group(config, place)
     reader = WeightReader(source, place.dtype, place.device)
-    return DraftModel(source, config, target, place.context_tokens, group, place.group, reader, place.choice)
+    return DraftModel(source, config, target, place.context_tokens, group, place.group, reader, place.kernels)
 
 
 def _open(
