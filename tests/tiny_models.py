@@ -89,8 +89,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 1,
         "head_dim": 128,
     },
-    # For tensor parallelism over 2 and 4 ranks.
-    "eight_heads": {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4},
+    # For tensor parallelism over 2 and 4 ranks; the MLP's width divides by neither 3 nor 4.
+    "eight_heads": {"hidden_size": 64, "intermediate_size": 98, "num_attention_heads": 8, "num_key_value_heads": 4},
 }
 
 
@@ -222,7 +222,7 @@ def _head_config(target: dict[str, Any]) -> dict[str, Any]:
         "model_type": "llama",
         "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
         "hidden_size": hidden_size,
-        "intermediate_size": 48,
+        "intermediate_size": 50,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_heads,
         "head_dim": hidden_size // num_heads,
