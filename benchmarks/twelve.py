@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ MAX_DEVIATION = 0.01
 
 @dataclass(frozen=True)
 class Comparison:
-    """One number of drafts. same_cycles: how many of all cycles accept exactly what the reference accepted."""
+    """One number of drafts. same_cycles: how many of all cycles begin where one of the reference's does, and accept as
+    many drafts."""
 
     steps: int
     tokens_per_cycle: float
@@ -74,12 +76,18 @@ def _compare(
         wanted = answer["accepted_per_cycle"][str(steps)]
         _add(ours, tokens_per_cycle(found, len(text.answer_ids), steps))
         _add(theirs, tokens_per_cycle(wanted, len(text.answer_ids), steps))
-        same += sum(a == b for a, b in zip(found, wanted, strict=False))
-        total += max(len(found), len(wanted))
+        same += len(_by_root(found).items() & _by_root(wanted).items())
+        total += len(found)
     reference = read_reference()["tokens_per_cycle"][str(steps)]
     if len(answers) < len(read_reference()["answers"]):
         reference = theirs[0] / theirs[1]
     return Comparison(steps, ours[0] / ours[1], reference, same, total)
+
+
+def _by_root(accepted: Sequence[int]) -> dict[int, int]:
+    """Drafts accepted by the cycle whose root is the answer's token of that number."""
+    roots = accumulate((count + 1 for count in accepted), initial=0)
+    return dict(zip(roots, accepted, strict=False))
 
 
 def _add(sums: list[int], more: tuple[int, int]) -> None:

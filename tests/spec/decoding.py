@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,12 +14,16 @@ import tiny_heads
 from torch import Tensor
 
 import tiny_models
+from alula.comm.group import single_group
+from alula.core.config import SpeculationConfig
 from alula.core.records import CycleRecord, RequestRecord
 from alula.core.sampling import SamplingParams
 from alula.engine.engine import Engine
 from alula.engine.request import Request, RequestSpec, TokenLogprob
 from alula.engine.setup import Parts
+from alula.layers.kernels import choose_kernels
 from alula.spec.drafting import ChainStart, Chooser, Drafter
+from alula.spec.head_loading import HeadPlace, load_head
 
 
 @dataclass
@@ -54,6 +58,18 @@ def tiny_parts(family: str = "plain", kind: str = "bigram", **config: Any) -> Pa
     weights = kind if kind in ("random", "adversarial") else "trained"
     head: Path = tiny_models.head(family, "bigram" if weights != "trained" else kind)
     return tiny_heads.parts(family, head, speculation={"head": weights}, **config)
+
+
+def with_head(parts: Parts, weights: str, head: Any, **speculation: Any) -> Parts:
+    """The same loaded target with other weights of its head, or another reading of it."""
+    assert parts.drafter is not None
+    target = parts.target
+    choice = choose_kernels(parts.device, parts.geometry.dtype)
+    place = HeadPlace(
+        single_group(), parts.geometry.dtype, parts.device, choice, "auto", parts.context_tokens, seed=1
+    )
+    draft = load_head(head, SpeculationConfig(head=weights, **speculation), target, place)
+    return replace(parts, drafter=Drafter(draft, parts.drafter.geometry))
 
 
 def request(

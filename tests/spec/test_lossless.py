@@ -11,21 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 import tiny_heads
-from decoding import Outcome, answer, decode, drafts_from, oracle, request, tiny_parts
+from decoding import Outcome, answer, decode, drafts_from, oracle, request, tiny_parts, with_head
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_engine import VOCAB_SIZE, Toy, build, draft_table, random_table, run
 
 import tiny_models
-from alula.comm.group import single_group
-from alula.core.config import SpeculationConfig
 from alula.core.sampling import SamplingParams
 from alula.engine.engine import Engine
 from alula.engine.request import RequestSpec
 from alula.engine.setup import Parts
-from alula.layers.kernels import choose_kernels
-from alula.spec.drafting import Drafter
-from alula.spec.head_loading import HeadPlace, load_head
 
 # ---- the toy, under random schedules
 
@@ -280,18 +275,6 @@ def real_specs(parts: Parts, steps: int) -> list[RequestSpec]:
 @pytest.fixture(scope="module")
 def real_plain(smollm2: Parts) -> dict[str, Outcome]:
     return decode(Engine(smollm2), real_specs(smollm2, 0))
-
-
-def with_head(parts: Parts, weights: str, head: Any, **speculation: Any) -> Parts:
-    """The same loaded target with other weights of its head, or another reading of it."""
-    assert parts.drafter is not None
-    target = parts.target
-    choice = choose_kernels(parts.device, parts.geometry.dtype)
-    place = HeadPlace(
-        single_group(), parts.geometry.dtype, parts.device, choice, "auto", parts.context_tokens, seed=1
-    )
-    draft = load_head(head, SpeculationConfig(head=weights, **speculation), target, place)
-    return replace(parts, drafter=Drafter(draft, parts.drafter.geometry))
 
 
 @pytest.mark.parametrize(("weights", "steps"), [("trained", 5), ("random", 2), ("adversarial", 3)])
