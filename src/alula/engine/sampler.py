@@ -19,7 +19,7 @@ from alula.engine.runner import TargetRows
 from alula.engine.scheduler import Scheduled
 from alula.kernels.reference.noise import gumbel, gumbel_at
 from alula.kernels.reference.penalties import apply_penalties
-from alula.kernels.reference.sampling import RowSampling, check_rows, logprobs, sample
+from alula.kernels.reference.sampling import RowSampling, check_rows, first_argmax, logprobs, sample
 from alula.spec.drafting import Chooser
 
 
@@ -48,11 +48,14 @@ class TokenSampler:
         bad_S = check_rows(raw_SV).tolist()
         widths = [parts[i].num_drafts + 1 for i, _ in sampling]
         params = [parts[i].request.spec.sampling for i, _ in sampling]
-        row_sampling = RowSampling.build(params, widths, self._device)
         logits_SV = self._penalised(raw_SV, parts, drafts, sampling)
-        tokens_S = sample(
-            logits_SV, row_sampling, self._noise(row_sampling, [parts[i] for i, _ in sampling], widths)
-        )
+        if all(own.greedy for own in params):
+            tokens_S = first_argmax(logits_SV)
+        else:
+            row_sampling = RowSampling.build(params, widths, self._device)
+            tokens_S = sample(
+                logits_SV, row_sampling, self._noise(row_sampling, [parts[i] for i, _ in sampling], widths)
+            )
         tokens = tokens_S.tolist()
         for (i, first), width in zip(sampling, widths, strict=True):
             if any(bad_S[first : first + width]):
@@ -69,18 +72,17 @@ class TokenSampler:
         """How the draft picks its token at each step: from its own processed distribution, with the target's noise."""
 
         def choose(step: int, active: list[int], logits_BD: Tensor) -> Tensor:
-            row_sampling = RowSampling.build([parts[i].request.spec.sampling for i in active], device=self._device)
-            if row_sampling.all_greedy:
-                return sample(logits_BD, row_sampling)
+            params = [parts[i].request.spec.sampling for i in active]
+            if all(own.greedy for own in params):
+                return first_argmax(logits_BD)
+            row_sampling = RowSampling.build(params, device=self._device)
             drafting = [parts[i] for i in active]
             return sample(logits_BD, row_sampling, self._draft_noise(row_sampling, drafting, step, hot_D))
 
         return choose
 
-    def _noise(self, rows: RowSampling, parts: Sequence[Scheduled], widths: Sequence[int]) -> Tensor | None:
+    def _noise(self, rows: RowSampling, parts: Sequence[Scheduled], widths: Sequence[int]) -> Tensor:
         """The noise of every sampled row: positions from the first unknown token on. Greedy rows ignore theirs."""
-        if rows.all_greedy:
-            return None
         if self._device.type == "cpu":
             return _joined([_window(p.request, 0, w, self._vocab_size) for p, w in zip(parts, widths, strict=True)])
         positions = [len(p.request.tokens) + j for p, w in zip(parts, widths, strict=True) for j in range(w)]

@@ -68,9 +68,9 @@ class Attention:
     def __call__(self, x_RX: Tensor, rotary: tuple[Tensor, Tensor], forward: ForwardInput) -> Tensor:
         cache, layer = forward.cache, self._layer
         qkv_RAD = self._normed(self._qkv(x_RX).view(x_RX.shape[0], -1, self._head_dim))
-        k_SKD, v_SKD = cache.k_LSKD[layer], cache.v_LSKD[layer]
+        k_SKD, v_SKD = cache.k_layers[layer], cache.v_layers[layer]
         q_RND = self._rows.rotate_and_write(qkv_RAD, rotary, k_SKD, v_SKD, forward.write_slots)
-        return self._output(paged_attention(q_RND, k_SKD, v_SKD, forward.groups), forward.phase)
+        return self._output(paged_attention(q_RND, k_SKD, v_SKD, forward.groups, layer), forward.phase)
 
     def _normed(self, qkv_RAD: Tensor) -> Tensor:
         if self._head_norms is None:

@@ -130,12 +130,14 @@ def _group(geometry: Geometry, pieces: list[_Piece]) -> AttentionGroup:
     width = pieces[0].segment.width
     length = max(piece.length for piece in pieces)
     exact_fit = len(pieces) == 1 and not geometry.kv_multiple
+    slots = _slots(geometry, pieces, length)
     return AttentionGroup(
         rows=_rows(pieces, width, geometry.device),
         num_requests=len(pieces),
         width=width,
-        slots=_slots(geometry, pieces, length),
+        slots=slots,
         mask=None if exact_fit and width == 1 else _mask(geometry, pieces, width, length),
+        views=geometry.cache.seen(slots) if isinstance(slots, slice) else None,
     )
 
 
