@@ -86,6 +86,27 @@ def test_rotation_and_write_equal_the_reference(
     assert torch.equal(results[0][2], results[1][2]), "values are copied, not computed"
 
 
+@pytest.mark.parametrize("heads", [(9, 3, 64), (4, 4, 32), (2, 1, 6), (32, 8, 128)])
+@pytest.mark.parametrize("num_rows", [1, 4, 9])
+@pytest.mark.parametrize("padding", [0, 5])
+def test_folding_and_unfolding_equal_the_reference(
+    native_rows: NativeRows, dtype: torch.dtype, heads: tuple[int, int, int], num_rows: int, padding: int
+) -> None:
+    num_heads, num_kv_heads, size = heads
+    folded_rows = num_rows * (num_heads // num_kv_heads) + padding
+    qkv = made(dtype, num_rows, num_heads + 2 * num_kv_heads, size)
+    rotary = made(dtype, num_rows, size), made(dtype, num_rows, size)
+    k, v = (torch.zeros(16, num_kv_heads, size, dtype=dtype) for _ in range(2))
+    flat = native_rows.rotate_and_write(qkv, rotary, k, v, slice(0, num_rows))
+    for rows in (native_rows, ReferenceRows()):
+        folded = rows.rotate_and_write(qkv, rotary, k, v, slice(0, num_rows), folded_rows)
+        assert folded.shape == (1, num_kv_heads, folded_rows, size)
+        assert not padding or not folded[:, :, -padding:].any()
+        assert rows_equal_enough(rows.unfold(folded, num_rows, num_heads), flat.flatten(1))
+        turned = folded.transpose(1, 2).contiguous().transpose(1, 2)  # as attention may give its result
+        assert torch.equal(rows.unfold(turned, num_rows, num_heads), rows.unfold(folded, num_rows, num_heads))
+
+
 def test_strided_inputs_are_read_rightly(native_rows: NativeRows, dtype: torch.dtype) -> None:
     x, weight = made(dtype, 4, 128)[:, ::2], made(dtype, 64)
     assert torch.equal(native_rows.rms_norm(x, weight, EPS), native_rows.rms_norm(x.contiguous(), weight, EPS))
@@ -114,7 +135,7 @@ def test_nan_and_infinity_come_through(native_rows: NativeRows, dtype: torch.dty
 
 
 def test_slots_outside_the_cache_are_refused(native_rows: NativeRows, dtype: torch.dtype) -> None:
-    qkv, rotary = made(dtype, 2, 3, 8), (made(dtype, 2, 8), made(dtype, 2, 8))
+    qkv, rotary = made(dtype, 2, 4, 8), (made(dtype, 2, 8), made(dtype, 2, 8))
     k, v = torch.zeros(4, 1, 8, dtype=dtype), torch.zeros(4, 1, 8, dtype=dtype)
     with pytest.raises(IndexError, match="outside the cache"):
         native_rows.rotate_and_write(qkv, rotary, k, v, slice(3, 5))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from alula.comm.group import Group
 from alula.core.errors import InvalidOption
-from alula.kernels.reference.attention import paged_attention
+from alula.kernels.reference.attention import AttentionGroup, paged_attention
 from alula.layers.forward_input import ForwardInput
 from alula.layers.kernels import Kernels
 from alula.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
@@ -69,8 +69,27 @@ class Attention:
         cache, layer = forward.cache, self._layer
         qkv_RAD = self._normed(self._qkv(x_RX).view(x_RX.shape[0], -1, self._head_dim))
         k_SKD, v_SKD = cache.k_layers[layer], cache.v_layers[layer]
+        alone = forward.alone
+        if alone is not None:
+            return self._output(self._attend_alone(alone, qkv_RAD, rotary, forward), forward.phase)
         q_RND = self._rows.rotate_and_write(qkv_RAD, rotary, k_SKD, v_SKD, forward.write_slots)
         return self._output(paged_attention(q_RND, k_SKD, v_SKD, forward.groups, layer), forward.phase)
+
+    def _attend_alone(
+        self, group: AttentionGroup, qkv_RAD: Tensor, rotary: tuple[Tensor, Tensor], forward: ForwardInput
+    ) -> Tensor:
+        """As `paged_attention` for one request, without moving queries and results from layout to layout."""
+        assert group.views is not None
+        cache, layer = forward.cache, self._layer
+        num_rows = qkv_RAD.shape[0] * (self._num_heads // self._num_kv_heads)
+        folded_rows = num_rows if group.mask is None else group.mask.shape[2]
+        q_1KXD = self._rows.rotate_and_write(
+            qkv_RAD, rotary, cache.k_layers[layer], cache.v_layers[layer], forward.write_slots, folded_rows
+        )
+        out_1KXD = torch.nn.functional.scaled_dot_product_attention(
+            q_1KXD, group.views[0][layer], group.views[1][layer], attn_mask=group.mask
+        )
+        return self._rows.unfold(out_1KXD, qkv_RAD.shape[0], self._num_heads)
 
     def _normed(self, qkv_RAD: Tensor) -> Tensor:
         if self._head_norms is None:

@@ -6,6 +6,7 @@ R rows, D head dimension.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -27,3 +28,12 @@ class ForwardInput:
     groups: tuple[AttentionGroup, ...]
     cache: KVCache
     phase: str
+
+    @cached_property
+    def alone(self) -> AttentionGroup | None:
+        """The group of a forward that is nothing but one request whose pages lie together: the common case, in which
+        queries can be made in attention's own layout."""
+        group = self.groups[0] if len(self.groups) == 1 else None
+        if group is None or group.views is None or group.width != self.ids_R.shape[0]:
+            return None
+        return group

@@ -108,19 +108,33 @@ static void rotate_head(const element *x, const element *cos, const element *sin
     }
 }
 
-/* Rotates the queries of qkv[R,(N+2K)*D] into q_out[R,N*D], and its keys straight into k[S,K,D]; copies values into
- * v[S,K,D]. Row r goes to slots[r], or to first_slot + r where slots is null. cos and sin are [R,D], the first half of
- * sin negated. */
+/* Rotates the queries of qkv[R,(N+2K)*D] into q_out, and its keys straight into k[S,K,D]; copies values into v[S,K,D].
+ * Row r goes to slots[r], or to first_slot + r where slots is null. cos and sin are [R,D], the first half of sin negated.
+ * q_out is [R,N,D], or, with folded_rows X > 0, [K,X,D] with the query heads of a kv head, row by row, side by side. */
 void rotate_and_write(const element *qkv, const element *cos, const element *sin, element *q_out, element *k, element *v,
-                      const int64_t *slots, long first_slot, long rows, long num_heads, long num_kv_heads, long size) {
+                      const int64_t *slots, long first_slot, long rows, long num_heads, long num_kv_heads, long size,
+                      long folded_rows) {
     long width = (num_heads + 2 * num_kv_heads) * size, kv_width = num_kv_heads * size;
+    long group = num_heads / num_kv_heads;
+    long kv_stride = (folded_rows ? folded_rows : group) * size;
+    long row_stride = (folded_rows ? group : num_heads) * size;
     for (long r = 0; r < rows; r++) {
         const element *row = qkv + r * width, *c = cos + r * size, *s = sin + r * size;
         long slot = slots ? slots[r] : first_slot + r;
         for (long h = 0; h < num_heads; h++)
-            rotate_head(row + h * size, c, s, q_out + (r * num_heads + h) * size, size);
+            rotate_head(row + h * size, c, s, q_out + h / group * kv_stride + r * row_stride + h % group * size, size);
         for (long h = 0; h < num_kv_heads; h++)
             rotate_head(row + (num_heads + h) * size, c, s, k + slot * kv_width + h * size, size);
         memcpy(v + slot * kv_width, row + (num_heads + num_kv_heads) * size, kv_width * sizeof(element));
     }
+}
+
+/* The way back: out[R,N,D] from folded, whose element (kv head, row, d) is at kv_stride * head + row_stride * row + d. */
+void unfold(const element *folded, element *out, long kv_stride, long row_stride, long rows, long num_heads,
+            long num_kv_heads, long size) {
+    long group = num_heads / num_kv_heads;
+    for (long r = 0; r < rows; r++)
+        for (long h = 0; h < num_heads; h++)
+            memcpy(out + (r * num_heads + h) * size,
+                   folded + h / group * kv_stride + (r * group + h % group) * row_stride, size * sizeof(element));
 }

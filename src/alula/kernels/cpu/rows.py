@@ -23,7 +23,8 @@ _SIGNATURES = {
     "rms_norm": [_POINTER] * 3 + [_COUNT] * 2 + [_FLOAT],
     "add_rms_norm": [_POINTER] * 5 + [_COUNT] * 2 + [_FLOAT],
     "silu_and_multiply": [_POINTER] * 2 + [_COUNT] * 2,
-    "rotate_and_write": [_POINTER] * 7 + [_COUNT] * 5,
+    "rotate_and_write": [_POINTER] * 7 + [_COUNT] * 6,
+    "unfold": [_POINTER] * 2 + [_COUNT] * 6,
 }
 
 
@@ -43,6 +44,7 @@ class Rows:
         self._add_rms_norm = functions["add_rms_norm"]
         self._silu_and_multiply = functions["silu_and_multiply"]
         self._rotate_and_write = functions["rotate_and_write"]
+        self._unfold = functions["unfold"]
         _prove(self, dtype)
 
     def rms_norm(self, x_RH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -82,13 +84,14 @@ class Rows:
         k_SKD: Tensor,
         v_SKD: Tensor,
         slots: slice | Tensor,
+        folded_rows: int = 0,
     ) -> Tensor:
         qkv_RAD = qkv_RAD.contiguous()
         cos_RD, sin_RD = rotary
         rows, num_all, size = qkv_RAD.shape
         num_slots, num_kv_heads, _ = k_SKD.shape
         num_heads = num_all - 2 * num_kv_heads
-        q_RND = qkv_RAD.new_empty(rows, num_heads, size)
+        q = _queries(qkv_RAD, num_heads, num_kv_heads, folded_rows)
         table, first = (None, slots.start) if isinstance(slots, slice) else (slots.data_ptr(), 0)
         if table is None and not 0 <= first <= num_slots - rows:
             raise IndexError(f"slots {first}..{first + rows - 1} are outside the cache of {num_slots}")
@@ -96,7 +99,7 @@ class Rows:
             qkv_RAD.data_ptr(),
             cos_RD.data_ptr(),
             sin_RD.data_ptr(),
-            q_RND.data_ptr(),
+            q.data_ptr(),
             k_SKD.data_ptr(),
             v_SKD.data_ptr(),
             table,
@@ -105,8 +108,34 @@ class Rows:
             num_heads,
             num_kv_heads,
             size,
+            folded_rows,
         )
-        return q_RND
+        return q
+
+    def unfold(self, folded_1KXD: Tensor, num_rows: int, num_heads: int) -> Tensor:
+        _, num_kv_heads, _, size = folded_1KXD.shape
+        out_RN = folded_1KXD.new_empty(num_rows, num_heads * size)
+        _, kv_stride, row_stride, _ = folded_1KXD.stride()
+        self._unfold(
+            folded_1KXD.data_ptr(),
+            out_RN.data_ptr(),
+            kv_stride,
+            row_stride,
+            num_rows,
+            num_heads,
+            num_kv_heads,
+            size,
+        )
+        return out_RN
+
+
+def _queries(qkv_RAD: Tensor, num_heads: int, num_kv_heads: int, folded_rows: int) -> Tensor:
+    """Room for the rotated queries. Folded rows beyond the real ones are zeros."""
+    rows, _, size = qkv_RAD.shape
+    if not folded_rows:
+        return qkv_RAD.new_empty(rows, num_heads, size)
+    filled = rows * (num_heads // num_kv_heads) == folded_rows
+    return (qkv_RAD.new_empty if filled else qkv_RAD.new_zeros)(1, num_kv_heads, folded_rows, size)
 
 
 def _prove(rows: Rows, dtype: torch.dtype) -> None:
@@ -117,13 +146,17 @@ def _prove(rows: Rows, dtype: torch.dtype) -> None:
         return torch.randn(shape, generator=generator).to(dtype)
 
     reference, x, delta, weight = ReferenceRows(), made(3, 70), made(3, 70), made(70)
-    qkv, rotary, slots = made(3, 5, 34), (made(3, 34), made(3, 34)), torch.tensor([4, 0, 2])
+    qkv, rotary, slots = made(3, 8, 34), (made(3, 34), made(3, 34)), torch.tensor([4, 0, 2])
     results = []
     for one in (rows, reference):
         k, v = torch.zeros(6, 2, 34, dtype=dtype), torch.zeros(6, 2, 34, dtype=dtype)
         rotated = one.rotate_and_write(qkv, rotary, k, v, slots)
         added = one.add_rms_norm(x, delta, weight, 1e-5)
-        results.append((one.rms_norm(x, weight, 1e-5), *added, one.silu_and_multiply(x), rotated, k, v))
+        folded = one.rotate_and_write(qkv, rotary, k, v, slots, folded_rows=7)
+        back = one.unfold(folded, 3, 4)
+        results.append(
+            (one.rms_norm(x, weight, 1e-5), *added, one.silu_and_multiply(x), rotated, k, v, folded, back)
+        )
     for found, expected in zip(*results, strict=True):
         if not rows_equal_enough(found, expected):
             raise BuildRefused("the native row operations disagree with the reference on this machine")

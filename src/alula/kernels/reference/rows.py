@@ -38,8 +38,13 @@ class Rows:
         k_SKD: Tensor,
         v_SKD: Tensor,
         slots: slice | Tensor,
+        folded_rows: int = 0,
     ) -> Tensor:
-        """Rotates queries and keys; keys and values go to the rows' slots -> rotated queries [R, N, D]."""
+        """Rotates queries and keys; keys and values go to the rows' slots -> rotated queries [R, N, D].
+
+        folded_rows: X > 0 gives them as attention over one request wants them, [1, K, X, D]: the query heads of a kv
+        head side by side, row by row, and zeros behind the last row.
+        """
         num_kv_heads = k_SKD.shape[1]
         num_rotated = qkv_RAD.shape[1] - num_kv_heads
         rotated_RAD = apply_rope(qkv_RAD[:, :num_rotated], *rotary)
@@ -50,7 +55,20 @@ class Rows:
         else:
             k_SKD.index_copy_(0, slots, rotated_RAD[:, num_heads:])
             v_SKD.index_copy_(0, slots, qkv_RAD[:, num_rotated:])
+        if folded_rows:
+            return _fold(rotated_RAD[:, :num_heads], num_kv_heads, folded_rows)
         return rotated_RAD[:, :num_heads]
+
+    def unfold(self, folded_1KXD: Tensor, num_rows: int, num_heads: int) -> Tensor:
+        """[1, K, X, D] -> [R, N*D]: the way back from `folded_rows`; rows of zeros are dropped."""
+        group = num_heads // folded_1KXD.shape[1]
+        kept_KRGD = folded_1KXD[0, :, : num_rows * group].unflatten(1, (num_rows, group))
+        return kept_KRGD.transpose(0, 1).reshape(num_rows, -1)
+
+
+def _fold(q_RND: Tensor, num_kv_heads: int, folded_rows: int) -> Tensor:
+    q_KXD = q_RND.unflatten(1, (num_kv_heads, -1)).transpose(0, 1).flatten(1, 2)
+    return torch.nn.functional.pad(q_KXD, (0, 0, 0, folded_rows - q_KXD.shape[1]))[None]
 
 
 def rows_equal_enough(found: Tensor, expected: Tensor) -> bool:
