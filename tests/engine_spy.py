@@ -28,8 +28,8 @@ from alula.models.source import resolve_source
 
 @functools.cache
 def load(family: str = "plain", head: str | None = None, dtype: str = "float32", exact: bool = False) -> Parts:
-    """The parts of a tiny model; head: "bigram", "random" or None."""
-    config = EngineConfig(dtype=dtype, exact=exact, device="cpu", page_tokens=4, max_batch=16)
+    """The parts of a tiny model; head: "bigram", "random" or None. On one thread: a second one mostly waits."""
+    config = EngineConfig(dtype=dtype, exact=exact, device="cpu", page_tokens=4, max_batch=16, threads=1)
     folder = tiny_models.checkpoint(family, getattr(torch, dtype))
     spec = EngineSpec(
         source=resolve_source(str(folder)),

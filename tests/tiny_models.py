@@ -90,7 +90,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
     },
     # For tensor parallelism over 2 and 4 ranks; the MLP's width divides by neither 3 nor 4.
-    "eight_heads": {"hidden_size": 64, "intermediate_size": 98, "num_attention_heads": 8, "num_key_value_heads": 4},
+    "eight_heads": {
+        "hidden_size": 64,
+        "intermediate_size": 98,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
 }
 
 

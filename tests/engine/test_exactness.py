@@ -5,6 +5,8 @@ Always in fp32 on a CPU; in bf16 under `exact`, where this machine's kernels all
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -28,6 +30,13 @@ PAGE_TOKENS = 4
 @pytest.fixture(params=["float32", "bfloat16"])
 def dtype(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 def exact_parts(family: str, dtype: str, head: str | None = None) -> Parts:
@@ -68,11 +77,12 @@ def run(parts: Parts, blocks: list[tuple[Text, int, int]]) -> list[Tensor]:
     return list(parts.target.logits(output.hidden_RH[: len(ids)], "verify").split(widths))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_alone_or_in_a_block(family: str, dtype: str) -> None:
+@pytest.mark.parametrize(("family", "threads"), [*((family, 1) for family in FAMILIES), ("wide_heads", 2)])
+def test_alone_or_in_a_block(family: str, threads: int, dtype: str) -> None:
     parts = exact_parts(family, dtype)
+    torch.set_num_threads(threads)
     text = Text(parts, 1, max(PREFIXES) + MAX_WIDTH, seed=1)
-    for prefix in PREFIXES:
+    for prefix in PREFIXES if threads == 1 else [511]:
         text.feed(0, prefix)
         alone_WV = torch.cat([text.feed(prefix + j, 1) for j in range(MAX_WIDTH)])
         kv_alone = text.kv(prefix, prefix + MAX_WIDTH)

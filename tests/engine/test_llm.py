@@ -20,7 +20,7 @@ from alula.engine.llm import LLM
 
 PROMPT = tiny_models.random_ids(9)
 GREEDY = SamplingParams(max_tokens=20, ignore_eos=True)
-SMALL = {"dtype": "float32", "device": "cpu", "context_tokens": 96, "page_tokens": 4, "max_batch": 4}
+SMALL = {"dtype": "float32", "device": "cpu", "context_tokens": 96, "page_tokens": 4, "max_batch": 4, "threads": 1}
 
 
 def load(draft: str | None = "bigram", record: Path | None = None, **config: Any) -> LLM:

@@ -29,7 +29,13 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(folder: Path, dtype: str, chunk_tokens: int, draft: str | None) -> LLM:
     config = EngineConfig(
-        dtype=dtype, device="cpu", chunk_tokens=chunk_tokens, context_tokens=128, page_tokens=4, max_batch=4
+        dtype=dtype,
+        device="cpu",
+        threads=1,
+        chunk_tokens=chunk_tokens,
+        context_tokens=128,
+        page_tokens=4,
+        max_batch=4,
     )
     head = None if draft is None else str(tiny_models.head("plain", draft))
     return LLM(str(folder), draft=head, config=config)
@@ -82,7 +88,7 @@ def test_a_head_of_nan_changes_no_token(tmp_path: Path) -> None:
         SamplingParams(max_tokens=10, ignore_eos=True),
         SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.8, top_p=0.9, seed=5),
     ]
-    config = EngineConfig(dtype="float32", device="cpu", context_tokens=128)
+    config = EngineConfig(dtype="float32", device="cpu", threads=1, context_tokens=128)
     with LLM(str(tiny_models.checkpoint("plain")), draft=str(broken), config=config) as llm:
         plain = llm.generate([SOUND[:9]] * 2, params, steps=0)
         drafted = llm.generate([SOUND[:9]] * 2, params, steps=4)

@@ -60,6 +60,8 @@ class Driver:
             self.scheduler.remove(request)
         for request in self.scheduler.running:
             self.scheduler.trim(request)
+            # Pages for the cache and the next token's row, and none for drafts that were rejected.
+            assert len(request.table.pages) <= -(-(request.num_kv + 1) // PAGE_TOKENS)
         return parts
 
     def advance(self, part: Scheduled) -> None:

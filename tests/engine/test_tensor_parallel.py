@@ -49,6 +49,7 @@ def config(**parallel: Any) -> EngineConfig:
     return EngineConfig(
         dtype="float32",
         device="cpu",
+        threads=1,
         page_tokens=4,
         max_batch=8,
         context_tokens=256,
@@ -283,7 +284,9 @@ def real(tp: int) -> LLM:
     parallel = ParallelConfig(tp=tp, timeout_s=TIMEOUT_S)
     return LLM(
         "smollm2-135m",
-        config=EngineConfig(dtype="float32", device="cpu", context_tokens=512, max_batch=4, parallel=parallel),
+        config=EngineConfig(
+            dtype="float32", device="cpu", threads=1, context_tokens=512, max_batch=4, parallel=parallel
+        ),
     )
 
 
