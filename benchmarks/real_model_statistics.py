@@ -15,7 +15,7 @@ from toy_statistics import chi_square_p
 from alula import LLM, SamplingParams
 from alula.core.config import EngineConfig, SpeculationConfig
 
-PROMPT = [{"role": "user", "content": "Name one animal."}]
+PROMPT = "Once upon a time"  # short, since it is read again for every answer
 POSITIONS = (1, 2, 5)
 BATCH = 64
 MIN_EXPECTED = 5.0
@@ -69,7 +69,7 @@ def _draw(
         count = min(16 * BATCH, num_runs - len(answers))
         seeds = range(first_seed + len(answers), first_seed + len(answers) + count)
         sampling = [SamplingParams(temperature=1.0, seed=seed, max_tokens=max(POSITIONS)) for seed in seeds]
-        done = llm.chat([PROMPT] * count, sampling, steps=steps)
+        done = llm.generate([PROMPT] * count, sampling, steps=steps)
         answers += [completion.token_ids for completion in done]
         say(f"{'speculative' if steps else 'plain'}: {len(answers)} of {num_runs} answers")
     return answers

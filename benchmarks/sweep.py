@@ -54,7 +54,9 @@ def main() -> None:
             kept = (folder / f"{best['steps']}.{ending}").read_text()
             (known.out / f"bench.{ending}").write_text(kept)
     lines = [line(document) for document in documents]
-    (known.out / "sweep.json").write_text(json.dumps({"schema": 1, "best": best["steps"], "runs": lines}, indent=2) + "\n")
+    (known.out / "sweep.json").write_text(
+        json.dumps({"schema": 1, "best": best["steps"], "runs": lines}, indent=2) + "\n"
+    )
     for entry in lines:
         print(
             f"k={entry['steps']}: {entry['speedup']:.2f}x, {entry['tokens_per_cycle']:.2f} tokens per cycle, "

@@ -1,6 +1,6 @@
 """Writes the figures of README.md from the result files, or checks that they are those of the files.
 
-    python scripts/readme_figures.py [--check]
+python scripts/readme_figures.py [--check]
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def table() -> str:
     mismatched = sum(row["mismatched_tokens"] for row in sections["lossless_fp32"]["rows"])
     tokens = sum(row["tokens"] for row in sections["lossless_fp32"]["rows"])
     return f"""\
-SmolLM2-135M-Instruct, bf16, greedy, batch 1, {bench["prompts"]} MT-bench first turns of {bench["max_tokens"]} tokens at most
-({bench["looping_prompts"]} looping ones left out), on {bench["facts"]["processor"]}:
+SmolLM2-135M-Instruct, bf16, greedy, batch 1, {bench["prompts"]} MT-bench first turns, answers of at most
+{bench["max_tokens"]} tokens ({bench["looping_prompts"]} looping ones left out), on {bench["facts"]["processor"]}:
 
 | | plain | EAGLE-3, k = {bench["steps"]} |
 |---|---|---|

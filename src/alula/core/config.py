@@ -36,7 +36,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     aux_boundaries and feedback override what the head's config says (see docs/heads.md).
     """
 
-    steps: int = 4
+    steps: int = 3
     head: str = "trained"
     aux_boundaries: tuple[int, ...] | None = None
     feedback: str | None = None  # "pre" or "post" the final norm
