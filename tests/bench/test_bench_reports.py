@@ -87,7 +87,7 @@ def test_table_and_sentences() -> None:
     console.print(table(llm.describe(), figures))
     shown = console.export_text()
     console.file.close()
-    for expected in ("speed-up 1.50x", "break-even 2.00, ceiling 5", "verify", "1.44x plain"):
+    for expected in ("speed-up 1.50x", "break-even 2.00, ceiling 4", "verify", "1.44x plain"):
         assert expected in shown
     said = " ".join(sentences(figures, measurement))
     assert "EAGLE-3 is faster: 1.50x" in said and "their answers loop: 1 prompts" in said

@@ -197,7 +197,7 @@ def test_records_are_written_and_read_back(tmp_path: Path) -> None:
         assert llm.take_cycles() == []
     run, *rest = read_records(path)
     assert run == described and isinstance(run, RunRecord)
-    assert run.model == str(tiny_models.checkpoint("plain")) and run.dtype == "float32" and run.steps == 4
+    assert run.model == str(tiny_models.checkpoint("plain")) and run.dtype == "float32" and run.steps == 3
     assert run.exact and run.tp == 1 and run.draft == str(tiny_models.head("plain"))
     assert [record for record in rest if isinstance(record, CycleRecord)] == cycles
     requests = [record for record in rest if isinstance(record, RequestRecord)]
