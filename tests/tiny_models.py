@@ -31,7 +31,7 @@ _TRAINING_TEXT = "The sky is blue because air scatters blue light more than red 
 
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
-    "rope_theta": 10000.0,
+    "rope_theta": 200.0,
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
