@@ -211,3 +211,15 @@ def test_requests_removed_at_any_moment_leave_no_page(data: st.DataObject) -> No
         if live and data.draw(st.booleans()):
             driver.scheduler.remove(data.draw(st.sampled_from(live)))
     driver.run()
+
+
+def test_decoding_requests_do_not_keep_a_prompt_from_being_read() -> None:
+    driver = Driver(num_pages=200, chunk_tokens=4, max_batch=8)
+    for number in range(6):
+        driver.add(number + 1, 60, steps=4)
+    for _ in range(12):
+        driver.step()
+    late = driver.add(30, 4, steps=0)
+    for _ in range(10):
+        driver.step()
+    assert late.num_output > 0, "six decoding requests have more rows than the budget, and the prompt is read"

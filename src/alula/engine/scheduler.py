@@ -1,7 +1,7 @@
 """Which requests take part in the next cycle, with how many rows. Knows no tensors.
 
-Running requests come first, in order of arrival, each with its root and its drafts; the rest of the row budget goes to
-prompts in chunks. Where pages run out, the request that arrived last gives its pages back and starts over later.
+Running requests take part in order of arrival: those that decode with their root and their drafts, prompts in chunks of
+a budget. Where pages run out, the request that arrived last gives its pages back and starts over later.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Scheduler:
             if part is None or not self._hold(request, part):
                 continue
             parts.append(part)
-            budget -= part.num_known + part.num_drafts
+            # Rows of decoding requests do not count: else many of them could keep a prompt from being read at all, and
+            # where a prompt is cut into chunks would depend on who decodes beside it.
+            budget -= part.num_known if part.is_prefill else 0
         return [part for part in parts if part.request in self.running]
 
     def remove(self, request: Request) -> None:
