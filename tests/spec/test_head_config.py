@@ -217,8 +217,15 @@ def test_a_head_may_have_a_hidden_size_of_its_own() -> None:
     assert (found.hidden_size, found.target_hidden_size, found.num_features) == (1024, 4096, 3 * 4096)
 
 
+def test_without_a_word_a_head_has_the_hidden_size_of_its_target() -> None:
+    """Most configs name one hidden size: if it is not this target's, the head was made for another."""
+    with pytest.raises(HeadMismatch, match="hidden size 2048; this target's is 4096"):
+        read({**SPECFORGE_FORM, "hidden_size": 2048})
+
+
 def test_the_final_hidden_state_cannot_change_its_size() -> None:
-    config = {**SPECFORGE_FORM, "hidden_size": 1024, "eagle_config": {"use_aux_hidden_state": False}}
+    alone = {"target_hidden_size": 4096, "eagle_config": {"use_aux_hidden_state": False}}
+    config = {**SPECFORGE_FORM, "hidden_size": 1024, **alone}
     with pytest.raises(HeadMismatch, match="hidden size 1024 must equal the target's 4096"):
         read(config)
 

@@ -96,6 +96,8 @@ def config_of(form: HeadForm) -> dict[str, Any]:
         "max_position_embeddings": 32,
         "hidden_act": "silu",
     }
+    if form.hidden_size != shape.hidden_size:
+        config["target_hidden_size"] = shape.hidden_size
     if form.fc_bias:
         config["bias"] = True
     for name in ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output"):

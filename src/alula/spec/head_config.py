@@ -120,7 +120,7 @@ def parse_head_config(config: dict[str, Any], target: ModelShape) -> HeadConfig:
         head_dim=int(layer.get("head_dim") or hidden_size // num_heads),
         vocab_size=int(layer.get("vocab_size") or target.vocab_size),
         draft_vocab_size=int(draft_vocab) if draft_vocab else None,
-        target_hidden_size=int(config.get("target_hidden_size") or target.hidden_size),
+        target_hidden_size=int(config.get("target_hidden_size") or hidden_size),
         boundaries=_boundaries(config, eagle_config, target) if uses_aux else (),
         rms_norm_eps=float(layer.get("rms_norm_eps") or 1e-6),
         rope_theta=rope_theta(layer),

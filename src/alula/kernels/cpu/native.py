@@ -17,7 +17,8 @@ from pathlib import Path
 
 from alula.core.environment import c_compiler, cache_folder
 
-SOURCE = Path(__file__).with_name("rows.c")
+# Read together with the module that calls it: a file edited later must not meet older argument lists.
+_SOURCE = Path(__file__).with_name("rows.c").read_text(encoding="utf-8")
 _FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _BUILD_SECONDS = 120
 
@@ -44,9 +45,11 @@ def _build(compiler: str, define: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
-        command = [compiler, *_FLAGS, f"-D{define}", str(SOURCE), "-o", str(built), "-lm"]
+        command = [compiler, *_FLAGS, f"-D{define}", "-x", "c", "-", "-o", str(built), "-lm"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
+            done = subprocess.run(
+                command, input=_SOURCE, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False
+            )
         except subprocess.TimeoutExpired as error:
             raise BuildRefused(f"{compiler} did not finish within {_BUILD_SECONDS} s") from error
         if done.returncode:
@@ -57,7 +60,7 @@ def _build(compiler: str, define: str, path: Path) -> None:
 
 def _fingerprint(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    parts = (SOURCE.read_text(encoding="utf-8"), version, " ".join(_FLAGS), platform.machine(), _processor_flags())
+    parts = (_SOURCE, version, " ".join(_FLAGS), platform.machine(), _processor_flags())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
