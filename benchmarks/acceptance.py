@@ -128,11 +128,11 @@ def twelve() -> dict[str, Any]:
     return {"rows": rows, "passed": all(one.good for one in found)}
 
 
-def toy_statistics() -> dict[str, Any]:
+def toy_statistics(num_runs: int) -> dict[str, Any]:
     """specs/eagle3.md 4.5, items 1 to 3, with large N."""
     rows = []
     for name, case in {**CASES, "mixed": MIXED}.items():
-        for verdict in judge(name, case, NUM_TOY_RUNS):
+        for verdict in judge(name, case, num_runs):
             rows.append(
                 {
                     "case": verdict.name,
@@ -147,9 +147,9 @@ def toy_statistics() -> dict[str, Any]:
     return {"rows": rows, "passed": all(row["good"] for row in rows)}
 
 
-def real_statistics() -> dict[str, Any]:
+def real_statistics(num_runs: int) -> dict[str, Any]:
     """4.5 item 5: tokens 1, 2 and 5 of a fixed prompt, plain against speculative, different seeds."""
-    return compare_laws(MODEL, NUM_REAL_RUNS, say)
+    return compare_laws(MODEL, num_runs, say)
 
 
 def long_tests() -> dict[str, Any]:
@@ -166,14 +166,14 @@ def long_tests() -> dict[str, Any]:
     return {"summary": last.split(" in ")[0], "passed": done.returncode == 0}
 
 
-SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
-    "twelve": twelve,
-    "toy_statistics": toy_statistics,
-    "lossless_fp32": lambda: lossless("float32", False, HEADS),
-    "lossless_bf16_exact": lambda: lossless("bfloat16", True, HEADS),
-    "exact_cost": exact_cost,
-    "real_statistics": real_statistics,
-    "long_tests": long_tests,
+SECTIONS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "twelve": lambda options: twelve(),
+    "toy_statistics": lambda options: toy_statistics(options.toy_runs),
+    "lossless_fp32": lambda options: lossless("float32", False, HEADS),
+    "lossless_bf16_exact": lambda options: lossless("bfloat16", True, HEADS[:1]),
+    "exact_cost": lambda options: exact_cost(),
+    "real_statistics": lambda options: real_statistics(options.real_runs),
+    "long_tests": lambda options: long_tests(),
 }
 
 
@@ -196,13 +196,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=sorted(SECTIONS), default=list(SECTIONS))
     parser.add_argument("--json", type=Path, default=RESULT)
+    parser.add_argument("--toy-runs", type=int, default=NUM_TOY_RUNS, metavar="N")
+    parser.add_argument("--real-runs", type=int, default=NUM_REAL_RUNS, metavar="N")
     options = parser.parse_args()
     held = json.loads(options.json.read_text()) if options.json.exists() else {}
     sections = held.get("sections", {})
     for index, name in enumerate(options.only, 1):
         print(f"==> {index}/{len(options.only)} {name}", file=sys.stderr, flush=True)
         started = time.monotonic()
-        found = SECTIONS[name]()
+        found = SECTIONS[name](options)
         sections[name] = {"seconds": round(time.monotonic() - started), **machine(), **found}
         document = {"schema": 1, "passed": all(s["passed"] for s in sections.values()), "sections": sections}
         options.json.parent.mkdir(parents=True, exist_ok=True)
