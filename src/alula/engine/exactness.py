@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from alula.core.config import MAX_STEPS
-from alula.layers.geometry import Geometry, Segment, build_forward
-from alula.layers.kv_cache import KVCache
-from alula.layers.slot_table import SlotTable
+from alula.engine.probe import row_logits, scratch_geometry, scratch_table
+from alula.layers.geometry import Geometry
 from alula.models.llama import LlamaModel
 
 # torch's CPU attention walks keys in blocks of 512: a length that is a multiple of it leaves no ragged block.
@@ -26,7 +25,6 @@ PADDED_ROWS, PADDED_QUERIES = 16, 8
 _PREFIX_TOKENS = 19
 _MAX_WIDTH = MAX_STEPS + 1
 _BATCHES = (16, 32)  # rows
-_PAGE_TOKENS = 64
 
 
 class Exactness(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +53,7 @@ def plan_exactness(
         return Exactness(off="cuda_kernels_not_row_independent")
     if not wanted and dtype != torch.float32:
         return Exactness(off=f"{str(dtype).removeprefix('torch.')}_on_cpu_without_exact")
-    scratch = replace(geometry, cache=_scratch_cache(geometry.cache))
+    scratch = scratch_geometry(geometry, KV_MULTIPLE)
     for rows, queries in ((1, 1), (1, PADDED_QUERIES), (PADDED_ROWS, PADDED_QUERIES)):
         found = Exactness(off=None, kv_multiple=KV_MULTIPLE, row_multiple=rows, query_multiple=queries)
         if _rows_keep_their_bits(target, found.apply(scratch)):
@@ -65,12 +63,12 @@ def plan_exactness(
 
 def _rows_keep_their_bits(target: LlamaModel, geometry: Geometry) -> bool:
     """Feeds tokens one by one, then in blocks of every width that a cycle may have, then in larger ones."""
-    table = SlotTable(_PAGE_TOKENS, [1])
+    table = scratch_table()
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(target.shape.vocab_size, (_PREFIX_TOKENS + max(_BATCHES),), generator=generator)
 
     def feed(start: int, width: int) -> Tensor:
-        return _logits(target, geometry, table, ids[start : start + width], start)
+        return row_logits(target, geometry, table, ids[start : start + width], start)
 
     feed(0, _PREFIX_TOKENS)
     alone_WV = torch.cat([feed(_PREFIX_TOKENS + j, 1) for j in range(_MAX_WIDTH)])
@@ -78,15 +76,3 @@ def _rows_keep_their_bits(target: LlamaModel, geometry: Geometry) -> bool:
         torch.equal(feed(_PREFIX_TOKENS, width)[:_MAX_WIDTH], alone_WV[:width])
         for width in (*range(2, _MAX_WIDTH + 1), *_BATCHES)
     )
-
-
-def _scratch_cache(like: KVCache) -> KVCache:
-    num_layers, _, num_kv_heads, head_dim = like.k_LSKD.shape
-    num_slots = 2 * _PAGE_TOKENS + KV_MULTIPLE
-    return KVCache(num_layers, num_slots, num_kv_heads, head_dim, like.k_LSKD.dtype, like.k_LSKD.device)
-
-
-def _logits(target: LlamaModel, geometry: Geometry, table: SlotTable, ids: Tensor, position: int) -> Tensor:
-    forward = build_forward(geometry, [Segment(table, position, len(ids))], ids, "other")
-    output = target(forward)
-    return target.logits(output.hidden_RH[: len(ids)], "other")

@@ -20,6 +20,8 @@ from alula.core.errors import AlulaError, InvalidOption, OutOfMemory
 from alula.core.shape import ModelShape, parse_shape
 from alula.engine.device import device_name, free_memory_bytes, resolve_device
 from alula.engine.exactness import Exactness, plan_exactness
+from alula.engine.probe import row_logits, scratch_geometry, scratch_table
+from alula.engine.threads import ThreadChoice, choose_threads
 from alula.layers.attention import check_heads
 from alula.layers.geometry import Geometry
 from alula.layers.kernels import choose_kernels
@@ -85,9 +87,11 @@ def load_parts(spec: EngineSpec, group: Group, progress: Progress | None = None)
         draft = _load_draft(spec, target, place, say)
     with _memory_errors("the KV cache", "give it less (--kv-memory) or shorten the context"):
         caches = _size_caches(config, shape, draft, place)
+    say("timing threads")
+    threads = _choose_threads(config, target, caches.target)
     say("probing exactness")
     exactness = plan_exactness(config.exact, device, dtype, target, caches.target)
-    loaded = _Loaded(checkpoint, shape, target, draft, exactness)
+    loaded = _Loaded(checkpoint, shape, target, draft, exactness, threads)
     return _assemble(spec, config, place, caches, loaded)
 
 
@@ -105,6 +109,7 @@ class _Loaded:
     target: LlamaModel
     draft: DraftModel | None
     exactness: Exactness
+    threads: ThreadChoice
 
 
 def _assemble(spec: EngineSpec, config: EngineConfig, place: HeadPlace, caches: _Caches, loaded: _Loaded) -> Parts:
@@ -115,6 +120,7 @@ def _assemble(spec: EngineSpec, config: EngineConfig, place: HeadPlace, caches: 
         "processor": device_name(place.device),
         "weights": loaded.checkpoint.description,
         **place.kernels.facts(),
+        "threads": msgspec.to_builtins(loaded.threads),
         "exactness": msgspec.to_builtins(exactness),
         "kv_tokens": (caches.num_pages - 1) * config.page_tokens,
         "context_tokens": context,
@@ -154,6 +160,14 @@ def _prepare(config: EngineConfig, group: Group) -> tuple[EngineConfig, torch.de
     elif group.size > 1:
         torch.set_num_threads(1)
     return config, resolve_device(config.device, group.rank)
+
+
+def _choose_threads(config: EngineConfig, target: LlamaModel, geometry: Geometry) -> ThreadChoice:
+    """Timed where the caller left it open; ranks have one thread each, and a GPU needs no more."""
+    if config.threads is not None or geometry.device.type != "cpu":
+        return ThreadChoice(num_threads=torch.get_num_threads())
+    scratch, table, ids = scratch_geometry(geometry, 0), scratch_table(), torch.zeros(1, dtype=torch.int64)
+    return choose_threads(lambda: row_logits(target, scratch, table, ids, 32))
 
 
 def _load_draft(spec: EngineSpec, target: LlamaModel, place: HeadPlace, say: Progress) -> DraftModel | None:
