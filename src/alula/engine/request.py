@@ -97,6 +97,7 @@ class Request:
         self.finish_reason = reason
         self.error = error
         self.draft = None
+        self.noise = None
 
     def reset_cache(self) -> None:
         """After a preemption: everything known has to be prefilled again, target and draft alike."""

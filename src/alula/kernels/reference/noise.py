@@ -96,7 +96,7 @@ class NoiseWindow:
     from it and the target does so again, in the next cycle too where a draft was rejected.
 
     Positions are computed `block` at a time, ahead of use: two threads then share the work. Holds
-    2 * (max_rows + block) rows of fp32. On a GPU, where noise is made inside the draw, there is no use for it.
+    2 * (max_rows + block) rows of fp32, from the first use on: requests wait by the thousand. On a GPU, where noise is made inside the draw, there is no use for it.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class NoiseWindow:
         self._seed_1 = torch.tensor([seed], device=device)
         self._sample_index_1 = torch.tensor([sample_index], device=device)
         self._vocab_size, self._block = vocab_size, block
-        capacity, num_counters = 2 * (max_rows + block), _aligned((vocab_size + 3) // 4)
-        self._noise_RC4 = torch.empty((capacity, num_counters, 4), dtype=torch.float32, device=device)
+        self._shape = (2 * (max_rows + block), _aligned((vocab_size + 3) // 4), 4)
+        self._noise_RC4 = torch.empty((0, *self._shape[1:]), dtype=torch.float32, device=device)
         self._first = 0  # position of row 0
         self._num_rows = 0
 
@@ -122,6 +122,8 @@ class NoiseWindow:
 
         `num_rows` is at most the `max_rows` that the window was made for.
         """
+        if not len(self._noise_RC4):
+            self._noise_RC4 = self._noise_RC4.new_empty(self._shape)
         if not self._first <= first <= self._first + self._num_rows:
             self._first, self._num_rows = first, 0
         missing = first + num_rows - self._first - self._num_rows
