@@ -96,7 +96,8 @@ class NoiseWindow:
     from it and the target does so again, in the next cycle too where a draft was rejected.
 
     Positions are computed `block` at a time, ahead of use: two threads then share the work. Holds
-    2 * (max_rows + block) rows of fp32, from the first use on: requests wait by the thousand. On a GPU, where noise is made inside the draw, there is no use for it.
+    2 * (max_rows + block) rows of fp32, from the first use on: requests wait by the thousand. On a GPU, where noise is
+    made inside the draw, there is no use for it.
     """
 
     def __init__(
