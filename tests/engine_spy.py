@@ -61,11 +61,12 @@ class SeenRow:
 
 
 class SpyTarget:
-    """Stands in front of a target, and keeps the ids, positions and logits of its last forward."""
+    """Stands in front of a target, and keeps the ids, positions and logits of a cycle's forwards."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
         self.seen: list[SeenRow] = []
+        self.num_rows: list[int] = []  # of each forward
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
@@ -74,7 +75,10 @@ class SpyTarget:
         output = self._target(forward, boundaries)
         logits_RV = self._target.logits(output.hidden_RH, forward.phase)
         columns = zip(forward.positions_R.tolist(), forward.ids_R.tolist(), logits_RV, strict=True)
-        self.seen = [SeenRow(position, token, logits_V) for position, token, logits_V in columns]
+        rows = [SeenRow(position, token, logits_V) for position, token, logits_V in columns]
+        num_rows = sum(group.num_requests * group.width for group in forward.groups)  # the rest is padding
+        self.seen += rows[:num_rows]
+        self.num_rows.append(num_rows)
         return output
 
 
@@ -122,8 +126,13 @@ class SpiedEngine:
         told = self.told[spec.request_id] = Told(spec)
         return told
 
+    @property
+    def forward_sizes(self) -> list[int]:
+        """Rows of each target forward of the last cycle."""
+        return list(self._spy.num_rows)
+
     def step(self) -> StepOutput:
-        self._spy.seen = []
+        self._spy.seen, self._spy.num_rows = [], []
         output = self.engine.step()
         self.cycles.append(output.record)
         rows = iter(self._spy.seen)

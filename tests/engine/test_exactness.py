@@ -14,6 +14,7 @@ from torch import Tensor
 import engine_spy
 import tiny_models
 from alula.core.sampling import SamplingParams
+from alula.engine.runner import EXACT_ROWS
 from alula.engine.setup import Parts
 from alula.layers.geometry import Segment, build_forward
 from alula.layers.slot_table import SlotTable, as_tensor
@@ -152,3 +153,35 @@ def test_preemption_is_recorded() -> None:
         spied.add(tiny_models.random_ids(10, seed), SamplingParams(max_tokens=16, ignore_eos=True))
     spied.run()
     assert {cycle.exactness for cycle in spied.cycles} == {None, "kv_written_again_after_preemption"}
+
+
+def test_an_exact_engine_reads_prompts_alone_and_splits_large_batches() -> None:
+    """What a product computes for a row depends on many rows beside it: so they are never many."""
+    parts = with_limits(exact_parts("plain", "float32", "random"), chunk_tokens=200, max_batch=16)
+    spied = SpiedEngine(parts)
+    for number in range(12):
+        spied.add(tiny_models.random_ids(70 + number, number), SamplingParams(max_tokens=20, ignore_eos=True), 8)
+    largest = 0
+    while spied.engine.has_work:
+        record = spied.step().record
+        prompts = sorted(r.width for r in record.requests if r.num_prefill)
+        sizes = spied.forward_sizes
+        for size in prompts:
+            assert size in sizes, "each prompt has a forward of its own"
+            sizes.remove(size)
+        assert all(size <= EXACT_ROWS for size in sizes)
+        largest = max([largest, *sizes])
+    assert largest > EXACT_ROWS // 2, "decoding requests still share forwards"
+
+
+def test_where_a_prompt_is_cut_does_not_depend_on_what_is_beside_it() -> None:
+    parts = with_limits(exact_parts("plain", "float32", "random"), chunk_tokens=32, max_batch=16)
+    cuts = []
+    for others in ((), (5, 40, 17)):
+        spied = SpiedEngine(parts)
+        for seed, length in enumerate(others):
+            spied.add(tiny_models.random_ids(length, seed), SamplingParams(max_tokens=30, ignore_eos=True), 4)
+        told = spied.add(tiny_models.random_ids(75, 9), SamplingParams(max_tokens=4, ignore_eos=True), 0)
+        spied.run()
+        cuts.append([len(block) for block in told.blocks if len(block) > 1])
+    assert cuts[0] == cuts[1] == [32, 32, 11]

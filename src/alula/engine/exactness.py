@@ -24,7 +24,7 @@ KV_MULTIPLE = 512
 PADDED_ROWS, PADDED_QUERIES = 16, 8
 _PREFIX_TOKENS = 19
 _MAX_WIDTH = MAX_STEPS + 1
-_BATCHES = (16, 32)  # rows
+_BATCHES = (16, 32, 64)  # rows
 
 
 class Exactness(msgspec.Struct, frozen=True, kw_only=True):

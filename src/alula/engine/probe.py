@@ -11,7 +11,7 @@ from alula.layers.kv_cache import KVCache
 from alula.layers.slot_table import SlotTable
 from alula.models.llama import LlamaModel
 
-_PAGE_TOKENS = 64
+_PAGE_TOKENS = 96
 
 
 def scratch_geometry(geometry: Geometry, num_slots: int) -> Geometry:
@@ -23,7 +23,7 @@ def scratch_geometry(geometry: Geometry, num_slots: int) -> Geometry:
 
 
 def scratch_table() -> SlotTable:
-    """Positions 0..63 of a scratch cache."""
+    """Positions 0..95 of a scratch cache."""
     return SlotTable(_PAGE_TOKENS, [1])
 
 

@@ -18,6 +18,8 @@ from alula.layers.geometry import Geometry, Segment, build_forward
 from alula.layers.slot_table import as_tensor
 from alula.models.llama import LlamaModel
 
+# Rows up to which a packed product gives each row the same bits; the exactness probe goes as far.
+EXACT_ROWS = 64
 # There are no graphs in this version: each phase says so in every record.
 NO_GRAPHS = PhaseOutcome(replayed=False, reason="graphs_not_built")
 
@@ -58,6 +60,33 @@ class TargetRunner:
         A masked position takes part in attention as 0 * value, so NaN of one request would reach whoever reads its
         slots behind a mask. Where a hidden state is not finite, every part is therefore run again by itself.
         """
+        pieces, start = [], 0
+        for count in self._counts(parts):
+            piece = slice(start, start + count)
+            pieces.append(self._sound(parts[piece], drafts[piece], wants_features))
+            start += count
+        return pieces[0] if len(pieces) == 1 else _joined(pieces)
+
+    def _counts(self, parts: Sequence[Scheduled]) -> list[int]:
+        """How many parts, in order, share each forward. All, or, where rows must not depend on the rows beside them:
+        each prompt alone, and no more decoding rows than matrix products keep apart."""
+        if not self._geometry.kv_multiple:
+            return [len(parts)]
+        counts: list[int] = []
+        room = 0
+        for part in parts:
+            num_rows = part.num_known + part.num_drafts
+            if counts and not part.is_prefill and num_rows <= room:
+                counts[-1] += 1
+            else:
+                counts.append(1)
+                room = 0 if part.is_prefill else EXACT_ROWS
+            room -= num_rows
+        return counts
+
+    def _sound(
+        self, parts: Sequence[Scheduled], drafts: Sequence[Sequence[int]], wants_features: bool
+    ) -> TargetRows:
         rows = self._forward(parts, drafts, wants_features)
         if not rows.broken:
             return rows
@@ -106,18 +135,21 @@ def _broken_parts(parts: Sequence[Scheduled], bad_R: Tensor) -> frozenset[int]:
 
 
 def _joined(pieces: Sequence[TargetRows]) -> TargetRows:
-    """The rows of one part each, as those of one forward."""
+    """The rows of several forwards, one after the other, as those of one."""
     firsts: list[int | None] = []
     logits: list[Tensor] = []
+    broken: set[int] = set()
     for piece in pieces:
-        firsts.append(None if piece.logits_SV is None else sum(map(len, logits)))
+        sampled_before = sum(map(len, logits))
+        broken |= {len(firsts) + i for i in piece.broken}
+        firsts += [None if first is None else sampled_before + first for first in piece.first_sampled]
         logits += [] if piece.logits_SV is None else [piece.logits_SV]
     features = [piece.features_RF for piece in pieces if piece.features_RF is not None]
     return TargetRows(
         features_RF=torch.cat(features) if features else None,
         logits_SV=torch.cat(logits) if logits else None,
         first_sampled=tuple(firsts),
-        broken=frozenset(i for i, piece in enumerate(pieces) if piece.broken),
+        broken=frozenset(broken),
     )
 
 

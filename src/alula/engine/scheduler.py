@@ -86,9 +86,10 @@ class Scheduler:
 
     def _part(self, request: Request, budget: int) -> Scheduled | None:
         if request.num_pending > 1 or request.num_output == 0:
-            num_known = min(request.num_pending, budget)
+            # A chunk is taken whole or not at all, so that a prompt is cut the same way whatever is beside it.
+            num_known = min(request.num_pending, self._config.chunk_tokens)
             samples = num_known == request.num_pending
-            return Scheduled(request, num_known, 0, samples, is_prefill=True) if num_known > 0 else None
+            return Scheduled(request, num_known, 0, samples, is_prefill=True) if num_known <= budget else None
         # A decoding request is never held back by the budget: prompts wait, not answers.
         return Scheduled(request, 1, self._num_drafts(request), samples=True, is_prefill=False)
 
