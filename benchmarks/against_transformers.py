@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -112,7 +111,6 @@ def compare(model: str, num_prompts: int, num_tokens: int) -> dict[str, Any]:
         "processor": facts.facts["processor"],
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "cores": len(os.sched_getaffinity(0)),
         "prompts": len(pairs),
         "tokens": num_tokens,
         "alula_ms_per_token": ours,

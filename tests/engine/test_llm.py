@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,14 @@ import torch
 
 import tiny_models
 from alula.core.config import EngineConfig, SpeculationConfig
-from alula.core.errors import AlulaError, CheckpointError, InvalidOption, PromptTooLong, RecordWriteError
+from alula.core.errors import (
+    AlulaError,
+    CheckpointError,
+    InvalidOption,
+    PromptTooLong,
+    RecordWriteError,
+    UnsupportedModel,
+)
 from alula.core.records import CycleRecord, RequestRecord, RunRecord, read_records
 from alula.core.sampling import SamplingParams
 from alula.engine.llm import LLM
@@ -255,3 +264,17 @@ def test_a_small_cache_shortens_the_context_where_none_was_asked_for() -> None:
         assert 9 < llm.context_tokens < 96
         assert completion.finish_reason == "length"
         assert len(PROMPT) + len(completion.token_ids) == llm.context_tokens
+
+
+def test_a_context_beyond_the_models_own_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="made for 640 tokens at most"):
+        LLM(str(tiny_models.checkpoint("plain")), config=EngineConfig(context_tokens=641, threads=1))
+
+
+def test_an_architecture_that_cannot_run_is_named_before_a_missing_tokenizer(tmp_path: Path) -> None:
+    source = tiny_models.checkpoint("plain")
+    config = json.loads((source / "config.json").read_text()) | {"architectures": ["Qwen3ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(source / "model.safetensors", tmp_path)
+    with pytest.raises(UnsupportedModel, match="Qwen3ForCausalLM.*LlamaForCausalLM"):
+        LLM(str(tmp_path))

@@ -74,7 +74,12 @@ def sentences(figures: Figures, measurement: Measurement) -> list[str]:
     if figures.eagle3:
         accepted = ", ".join(number(share) for share in figures.eagle3.acceptance_per_position)
         said.append(f"Accepted by position: {accepted}.")
-        said.append(f"Mismatched tokens: {figures.mismatched_tokens} over {figures.num_prompts} prompts.")
+        why = (
+            " (near ties in blocks of another width: docs/exactness.md, --exact)"
+            if figures.mismatched_tokens
+            else ""
+        )
+        said.append(f"Mismatched tokens: {figures.mismatched_tokens} over {figures.num_prompts} prompts{why}.")
     if spread := figures.speedup_spread:
         said.append(
             f"By prompt, the speed-up is {ratio(spread.median)} in the median "

@@ -34,7 +34,7 @@ def bench(
     sampling: SamplingOptions,
     prompts: Prompts = None,
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", metavar="N")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 256,
     raw: Raw = False,
     json_file: Json = None,
     html: Html = None,

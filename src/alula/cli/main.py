@@ -97,7 +97,10 @@ def _as_ours(error: Exception) -> AlulaError | None:
     if isinstance(error, _ParserError):
         return InvalidOption(f"{error.format_message()}\n{_hint(error)}")  # type: ignore[attr-defined]
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in RUN_EXTRA:
-        return MissingExtra(f"{error.name} is not installed, and this command needs it: pip install 'alula[run]'")
+        return MissingExtra(
+            f"{error.name} is not installed, and this command needs it: install alula's extra `run` "
+            "(in a checkout: pip install '.[run]')"
+        )
     return None
 
 

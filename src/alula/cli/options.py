@@ -124,6 +124,10 @@ class EngineOptions:
 
     def config(self) -> EngineConfig:
         """Raises InvalidOption where a value is out of range."""
+        if self.draft == "none" and self.draft_head != "trained":
+            raise InvalidOption(
+                f"--draft none decodes plainly, --draft-head {self.draft_head} drafts; drop one of them"
+            )
         if self.device not in DEVICES:
             raise InvalidOption(f"--device is {self.device!r}; expected one of {', '.join(DEVICES)}")
         return EngineConfig(

@@ -110,6 +110,8 @@ def _given_prompt(option: str | None) -> str | None:
         text = sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise InvalidOption(f"stdin is not UTF-8 text (byte {error.start})") from error
+    if any("\ud800" <= character <= "\udfff" for character in text):  # how Python may carry bytes that are no text
+        raise InvalidOption("stdin is not UTF-8 text")
     if not text.strip():
         raise InvalidOption("no prompt: stdin is empty; give --prompt TEXT, or text on stdin")
     return text

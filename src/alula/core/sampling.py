@@ -34,6 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None  # how many alternatives a token is reported with; None: no logprobs
 
     def __post_init__(self) -> None:
+        self._settle_types()
         _check(0.0 <= self.temperature < float("inf"), "temperature", self.temperature, "a number from 0")
         _check(self.top_k >= 0, "top_k", self.top_k, "0 (no limit) or a positive count")
         _check(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "a number above 0 and at most 1")
@@ -57,6 +58,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self.logprobs,
             "a whole number from 0 to 20, or none",
         )
+
+    def _settle_types(self) -> None:
+        """One stop string stands for a tuple of one, a list for a tuple; any other type is refused by name."""
+        if isinstance(self.stop, str):
+            msgspec.structs.force_setattr(self, "stop", (self.stop,))
+        for field in msgspec.structs.fields(type(self)):
+            value = getattr(self, field.name)
+            try:
+                settled = msgspec.convert(value, field.type)
+            except msgspec.ValidationError as error:
+                raise InvalidOption(f"{field.name} is {value!r}: {str(error).lower()}") from error
+            if settled is not value:
+                msgspec.structs.force_setattr(self, field.name, settled)
 
     @property
     def greedy(self) -> bool:

@@ -121,7 +121,7 @@ def check_prompt(spec: RequestSpec, vocab_size: int, context_tokens: int) -> Non
     if count >= context_tokens:
         raise PromptTooLong(
             f"the prompt has {count} tokens and the context {context_tokens}, which leaves no room for an answer: "
-            "shorten the prompt or raise --context"
+            "shorten the prompt, or raise --context or --kv-memory where the model's own limit allows it"
         )
     bad = [token for token in spec.prompt_ids if not 0 <= token < vocab_size]
     if bad:

@@ -20,6 +20,7 @@ from alula.core.config import EngineConfig
 from alula.core.errors import InvalidOption, RankFailure, RecordWriteError
 from alula.core.records import CycleRecord, DispatchRecord, RecordWriter, RequestRecord, RunRecord
 from alula.core.sampling import SamplingParams
+from alula.core.shape import parse_shape
 from alula.engine.backends import Backend, Description, StepCommand, start_backend
 from alula.engine.engine import StepOutput, check_prompt
 from alula.engine.request import ABORT, RequestSpec, TokenLogprob, Update
@@ -81,7 +82,11 @@ class LLM:
         with ExitStack() as undo:
             if self._records is not None:
                 undo.callback(self._records.close)
-            self.tokenizer = load_tokenizer(source, open_checkpoint(source))
+            checkpoint = open_checkpoint(source)
+            parse_shape(
+                checkpoint.config
+            )  # an architecture that cannot run is worth more words than a missing tokenizer
+            self.tokenizer = load_tokenizer(source, checkpoint)
             spec = EngineSpec(source=source, head=head, config=self.config)
             self._backend: Backend = start_backend(spec, progress)
             self._description = self._backend.describe()
@@ -381,5 +386,6 @@ def _head_path(source: ModelSource, draft: str | None, progress: Callable[[str],
 def _draft_name(head: Path | None, weights: str) -> str | None:
     if head is None and weights == "trained":
         return None
-    place = "no file" if head is None else str(head)
-    return place if weights == "trained" else f"{weights} ({place})"
+    if head is None:
+        return weights
+    return str(head) if weights == "trained" else f"{head} ({weights})"

@@ -79,7 +79,7 @@ def load_parts(spec: EngineSpec, group: Group, progress: Progress | None = None)
     check_heads(shape.num_heads, shape.num_kv_heads, group.size)
     dtype = resolve_dtype(config.dtype, checkpoint.config, device)
     kernels = choose_kernels(device, dtype)
-    context = config.context_tokens or shape.max_position
+    context = _context(config, shape)
     place = HeadPlace(group, dtype, device, kernels, config.parallel.draft, context, config.seed)
     with _memory_errors("the weights", "use a smaller --dtype or more ranks (--tp)"):
         reader = WeightReader(checkpoint, dtype, device, _weights_progress(say))
@@ -124,6 +124,7 @@ def _assemble(spec: EngineSpec, config: EngineConfig, place: HeadPlace, caches: 
         "exactness": msgspec.to_builtins(exactness),
         "kv_tokens": (caches.num_pages - 1) * config.page_tokens,
         "context_tokens": context,
+        "model_context_tokens": loaded.shape.max_position,
         "head": None if draft is None else _head_facts(draft),
     }
     dtype_name = str(place.dtype).removeprefix("torch.")
@@ -206,6 +207,14 @@ def agreed_minimum(group: Group, count: int) -> int:
         return count
     counts = group.all_gather(torch.tensor([count], dtype=torch.int64), "other", dim=0)
     return int(counts.min())
+
+
+def _context(config: EngineConfig, shape: ModelShape) -> int:
+    if config.context_tokens is not None and config.context_tokens > shape.max_position:
+        raise InvalidOption(
+            f"--context is {config.context_tokens}; this model was made for {shape.max_position} tokens at most"
+        )
+    return config.context_tokens or shape.max_position
 
 
 def _fit_context(config: EngineConfig, context: int, num_pages: int) -> int:
