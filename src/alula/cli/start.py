@@ -33,7 +33,8 @@ def raise_if_interrupted() -> None:
 def main() -> int:
     """Runs the command line; returns the exit code."""
     try:
-        signal.signal(signal.SIGINT, InterruptHandler())
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # who starts us with nohup or in the background
+            signal.signal(signal.SIGINT, InterruptHandler())
         from alula.cli.main import main as run
 
         return run()
