@@ -19,9 +19,10 @@ from alula.cli import bench, check, run
 from alula.cli.arguments import spread_values
 from alula.cli.options import grouped
 from alula.cli.output import Stdout, StdoutClosed
+from alula.cli.start import INTERRUPTED
 from alula.core.errors import AlulaError, InvalidOption, MissingExtra
 
-FINE, INTERRUPTED = 0, 130
+FINE = 0
 # Modules of the extra `run`: the base install does without them.
 RUN_EXTRA = ("torch", "numpy", "safetensors", "tokenizers", "transformers", "huggingface_hub", "gguf", "jinja2")
 # typer may bring its own copy of click; the base class of its errors is reached through what it exports.

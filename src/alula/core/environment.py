@@ -14,12 +14,6 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "alula"
 
 
-def rank_from_launcher() -> tuple[int, int] | None:
-    """(rank, world size) where a launcher such as torchrun set them, else None."""
-    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    return (int(rank), int(size)) if rank and size else None
-
-
 def inherited() -> dict[str, str]:
     """A copy of the whole environment, to build a rank's environment from."""
     return dict(os.environ)
