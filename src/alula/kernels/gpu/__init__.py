@@ -1,0 +1,1 @@
+"""Triton twins of reference operations for CUDA GPUs: same names and signatures, a subset."""
