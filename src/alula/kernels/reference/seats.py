@@ -4,8 +4,8 @@ A *seat* is one line of the state tables and belongs to one running request; sea
 its lines never change. Every request of a batch has the same width: its root and width - 1 drafts. Nothing here
 synchronises with the host, and everything is written in place, so that a graph may hold it. Knows nothing of logits.
 
-S seats, K drafts a seat can hold, P pages of a seat, B requests of the batch, W rows a request (the width), R = B*W rows
-request by request, T entries of a forced table, X = 2 + W columns of a result.
+S seats, K drafts a seat can hold, P pages of a seat, B requests of the batch, W rows a request (the width), R = B*W
+rows request by request, T entries of a forced table, X = 2 + W columns of a result.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def accept_rows(
     """Takes the longest prefix of drafts that equals the draws (spec/acceptance.py), and moves each seat on.
 
     `draws_R` (int64) are the target's tokens, `bad_R` (bool or int8) the rows without numbers. At most `limit` drafts
-    count, and none whose row is bad: the drafts may have broken it, and plain decoding would go on. A request is flagged
-    where its row 0 is bad; then nothing is accepted. A seat gets num_kv + accepted + 1 and the draw of its last good
-    row as its root; seat 0 keeps what it has.
+    count, and none whose row is bad: the drafts may have broken it, and plain decoding would go on. A request is
+    flagged where its row 0 is bad; then nothing is accepted. A seat gets num_kv + accepted + 1 and the draw of row
+    `accepted` as its root; seat 0 keeps what it has.
 
     Writes `accepted_B` int32, `last_row_B` int64 (b*W + accepted) and `results_BX` int64: accepted, flag, all draws.
     """
