@@ -33,13 +33,15 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Drafting: `steps` drafts a cycle (k). head: "trained", "random" or "adversarial" weights of the draft.
 
-    aux_boundaries and feedback override what the head's config says (see docs/heads.md).
+    aux_boundaries and feedback override what the head's config says (see docs/heads.md). forced_tokens_per_cycle
+    decides beforehand how many drafts count, whatever the target says of them: for costs, the text is meaningless.
     """
 
     steps: int = 3
     head: str = "trained"
     aux_boundaries: tuple[int, ...] | None = None
     feedback: str | None = None  # "pre" or "post" the final norm
+    forced_tokens_per_cycle: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= MAX_STEPS:
@@ -48,6 +50,16 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise InvalidOption(f"--draft-head is {self.head!r}; expected 'trained', 'random' or 'adversarial'")
         if self.feedback not in (None, "pre", "post"):
             raise InvalidOption(f"feedback is {self.feedback!r}; expected 'pre' or 'post'")
+        if self.forced_tokens_per_cycle is not None:
+            check_forced(self.forced_tokens_per_cycle, self.steps)
+
+
+def check_forced(tokens_per_cycle: float, steps: int) -> None:
+    """Raises InvalidOption for a mean that no cycles of `steps` drafts can have."""
+    if not 1.0 <= tokens_per_cycle <= steps + 1:
+        raise InvalidOption(
+            f"--tokens-per-cycle is {tokens_per_cycle}; with {steps} drafts a cycle, expected 1 to {steps + 1}"
+        )
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

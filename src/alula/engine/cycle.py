@@ -6,12 +6,14 @@ Knows nothing of processes, prompts as text, or files.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 import torch
 from torch import Tensor
 
+from alula.core.config import EngineConfig
 from alula.core.errors import RankFailure
 from alula.core.records import CycleRecord, PhaseOutcome, RequestCycle
 from alula.engine.device import PhaseClock
@@ -25,6 +27,7 @@ from alula.layers.geometry import Segment
 from alula.layers.slot_table import as_tensor
 from alula.spec.acceptance import Acceptance, accept_chain
 from alula.spec.drafting import ChainStart, DraftState, Extension
+from alula.spec.forced import forced_acceptance, forced_count
 
 # Ranks compare a hash of what they emitted every so many cycles.
 _AGREEMENT_PERIOD = 64
@@ -55,6 +58,7 @@ class Cycle:
         boundaries = () if head is None else head.boundaries
         self._runner = TargetRunner(parts.target, parts.geometry, boundaries, head is not None and not boundaries)
         self._sampler = TokenSampler(parts.shape.vocab_size, parts.device)
+        self._forced = _forced_table(parts.config)
         self._index = 0
 
     def propose(self, state: CycleState) -> None:
@@ -94,7 +98,7 @@ class Cycle:
             drawn = self._sampler.draw(state.parts, state.drafts, state.rows)
             broken |= drawn.broken
             for i in drawn.tokens.keys() - broken:
-                state.accepted[i] = accept_chain(state.drafts[i], drawn.tokens[i])
+                state.accepted[i] = self._acceptance(state, i, drawn.tokens[i])
                 state.logprobs[i] = drawn.logprobs.get(i, [])
         for i in broken:
             self._break(state.parts[i].request)
@@ -132,6 +136,13 @@ class Cycle:
             num_rows=sum(part.num_known + part.num_drafts for part in state.parts),
             exactness=self._exactness_off(state),
         )
+
+    def _acceptance(self, state: CycleState, index: int, draws: Sequence[int]) -> Acceptance:
+        drafts, request = state.drafts[index], state.parts[index].request
+        if self._forced is None:
+            return accept_chain(drafts, draws)
+        accepted = forced_count(self._forced, request.arrival, request.tally.num_cycles, len(drafts))
+        return Acceptance(accepted, tuple(draws[: accepted + 1]))
 
     def _advance(
         self, state: CycleState, part: Scheduled, acceptance: Acceptance | None, logprobs: list[TokenLogprob]
@@ -210,8 +221,17 @@ class Cycle:
     def _exactness_off(self, state: CycleState) -> str | None:
         if self._engine.exactness.off is not None:
             return self._engine.exactness.off
+        if self._forced is not None and any(part.request.spec.steps for part in state.parts):
+            return "acceptance_forced"
         preempted = any(part.request.num_preemptions for part in state.parts)
         return "kv_written_again_after_preemption" if preempted else None
+
+
+def _forced_table(config: EngineConfig) -> tuple[int, ...] | None:
+    speculation = config.speculation
+    if speculation.forced_tokens_per_cycle is None:
+        return None
+    return forced_acceptance(speculation.forced_tokens_per_cycle, speculation.steps, config.seed)
 
 
 def _start(part: Scheduled) -> ChainStart:

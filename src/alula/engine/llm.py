@@ -106,6 +106,10 @@ class LLM:
     def has_draft(self) -> bool:
         return self._draft_name is not None
 
+    @property
+    def _forced(self) -> bool:
+        return self.config.speculation.forced_tokens_per_cycle is not None
+
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -190,7 +194,7 @@ class LLM:
             tp=self.config.parallel.tp,
             draft_placement=description.draft_placement,
             steps=self.config.speculation.steps if self.has_draft else 0,
-            exact=description.facts["exactness"]["off"] is None,
+            exact=description.facts["exactness"]["off"] is None and not self._forced,
             facts=description.facts,
         )
 

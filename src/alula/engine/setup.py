@@ -126,6 +126,7 @@ def _assemble(spec: EngineSpec, config: EngineConfig, place: HeadPlace, caches: 
         "context_tokens": context,
         "model_context_tokens": loaded.shape.max_position,
         "head": None if draft is None else _head_facts(draft),
+        "forced_tokens_per_cycle": config.speculation.forced_tokens_per_cycle,
     }
     dtype_name = str(place.dtype).removeprefix("torch.")
     return Parts(
