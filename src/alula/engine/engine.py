@@ -100,11 +100,14 @@ class Engine:
         return Request(
             spec=spec,
             table=SlotTable(parts.config.page_tokens),
-            stream=TextStream(parts.tokenizer.decode, spec.sampling.stop, spec.prompt_ids),
+            stream=TextStream(parts.tokenizer.decode, spec.sampling.stop, self._text_context(spec)),
             counts=counts,
             noise=self._noise(spec),
             arrival=self._num_arrived,
         )
+
+    def _text_context(self, spec: RequestSpec) -> tuple[int, ...]:
+        return spec.prompt_ids if self.parts.tokenizer.has_text else ()
 
     def _noise(self, spec: RequestSpec) -> NoiseWindow | None:
         if spec.sampling.greedy or self.parts.device.type != "cpu":

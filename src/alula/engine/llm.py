@@ -23,10 +23,11 @@ from alula.core.sampling import SamplingParams
 from alula.core.shape import parse_shape
 from alula.engine.backends import Backend, Description, StepCommand, start_backend
 from alula.engine.engine import StepOutput, check_prompt
+from alula.engine.model_choice import choose_model
 from alula.engine.request import ABORT, RequestSpec, TokenLogprob, Update
 from alula.engine.setup import EngineSpec
 from alula.models.checkpoint import open_checkpoint
-from alula.models.source import ModelSource, resolve_source
+from alula.models.source import ModelSource
 from alula.models.tokenizer import load_tokenizer
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
@@ -57,37 +58,36 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 class LLM:
     """A loaded model, with an EAGLE-3 head unless `draft` is None.
 
-    model: folder, hub id, .gguf file or built-in name. draft: folder or hub id of a head, "auto" (the one that a
-    built-in model brings), or None. record: file that gets every record as JSONL. progress: told what is being done.
+    model: folder, hub id, .gguf file, built-in name, or what `resolve_shape` of models/source.py returns. draft: folder
+    or hub id of a head, "auto" (the one that a built-in model brings, for a shape a random one), or None. record: file
+    that gets every record as JSONL. progress: told what is being done.
 
     Raises UserError subclasses for anything the caller can change. Not thread-safe.
     """
 
     def __init__(
         self,
-        model: str,
+        model: str | ModelSource,
         *,
         draft: str | None = "auto",
         config: EngineConfig | None = None,
         record: Path | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        self.config = config or EngineConfig()
-        self._model_name = model
-        source = resolve_source(model, progress)
-        head = _head_path(source, draft, progress)
-        self._draft_name = _draft_name(head, self.config.speculation.head)
+        choice = choose_model(model, draft, config or EngineConfig(), progress)
+        self.config = choice.config
+        self._model_name, self._draft_name = choice.model_name, choice.draft_name
         self._records = RecordWriter(record) if record else None
         self._record_error: RecordWriteError | None = None
         with ExitStack() as undo:
             if self._records is not None:
                 undo.callback(self._records.close)
-            checkpoint = open_checkpoint(source)
+            checkpoint = open_checkpoint(choice.source)
             parse_shape(
                 checkpoint.config
             )  # an architecture that cannot run is worth more words than a missing tokenizer
-            self.tokenizer = load_tokenizer(source, checkpoint)
-            spec = EngineSpec(source=source, head=head, config=self.config)
+            self.tokenizer = load_tokenizer(choice.source, checkpoint)
+            spec = EngineSpec(source=choice.source, head=choice.head, config=self.config)
             self._backend: Backend = start_backend(spec, progress)
             self._description = self._backend.describe()
             undo.pop_all()
@@ -376,20 +376,3 @@ def _spread(sampling: SamplingParams | Sequence[SamplingParams], count: int) -> 
     if len(sampling) != count:
         raise InvalidOption(f"{len(sampling)} sampling parameters for {count} prompts; expected one each, or one")
     return sampling
-
-
-def _head_path(source: ModelSource, draft: str | None, progress: Callable[[str], None] | None) -> Path | None:
-    """None: no head. "auto": the built-in model's own. Else a folder or a hub id."""
-    if draft is None or draft == "none":
-        return None
-    if draft == "auto":
-        return source.builtin_head
-    return resolve_source(draft, progress).path
-
-
-def _draft_name(head: Path | None, weights: str) -> str | None:
-    if head is None and weights == "trained":
-        return None
-    if head is None:
-        return weights
-    return str(head) if weights == "trained" else f"{head} ({weights})"

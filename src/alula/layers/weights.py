@@ -6,7 +6,7 @@ Knows nothing of file formats: it asks a `TensorSource` (models/checkpoint.py an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,13 @@ class TensorSource(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def read(self, name: str) -> Tensor: ...
+
+
+@runtime_checkable
+class MakesTensors(Protocol):
+    """A source without stored tensors, which makes each where, and in the dtype in which, it is wanted."""
+
+    def make(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor: ...
 
 
 class WeightReader:
@@ -63,7 +70,10 @@ class WeightReader:
                 f"the config asks for {list(shape)}"
             )
         self._taken.add(name)
-        tensor = self._source.read(name)
+        if isinstance(self._source, MakesTensors):
+            tensor = self._source.make(name, self.dtype, self.device)
+        else:
+            tensor = self._source.read(name)
         if part is not None:
             tensor = _cut(tensor, *part)
         if self._progress:
@@ -86,7 +96,7 @@ def _cut(tensor: Tensor, dim: int, start: int, stop: int) -> Tensor:
     piece = tensor.narrow(dim, min(start, size), max(0, min(stop, size) - min(start, size)))
     missing = (stop - start) - piece.shape[dim]
     if missing == 0:
-        return piece
+        return piece if piece.shape[dim] == size else piece.clone()  # a view would keep the whole alive
     shape = list(piece.shape)
     shape[dim] = missing
     return torch.cat((piece, piece.new_zeros(shape)), dim)

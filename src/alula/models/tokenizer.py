@@ -23,7 +23,9 @@ OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class Tokenizer:
-    """A model's tokenizer. Holds no state between calls."""
+    """A model's tokenizer. Holds no state between calls. has_text: False where tokens have no text at all."""
+
+    has_text = True
 
     def __init__(self, inner: Any, eos_token_ids: frozenset[int]) -> None:
         self._inner = inner
@@ -83,10 +85,14 @@ class Tokenizer:
 
 
 def load_tokenizer(source: ModelSource, checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a model: from its files, or built from a GGUF file's metadata.
+    """The tokenizer of a model: from its files, or built from a GGUF file's metadata. A shape has a stand-in.
 
     Raises CheckpointError (missing or damaged files) or UnsupportedModel (a kind of vocabulary).
     """
+    if source.kind == "shape":
+        from alula.models.random_checkpoint import NoTokenizer
+
+        return NoTokenizer(checkpoint.config["vocab_size"])
     file: GgufFile | None = getattr(checkpoint, "file", None)
     inner = _from_folder(source.path) if file is None else _from_gguf(file)
     configs = (checkpoint.generation_config, checkpoint.config)

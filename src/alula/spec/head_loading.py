@@ -14,6 +14,7 @@ from torch import Tensor
 
 from alula.comm.group import Group, single_group
 from alula.core.config import SpeculationConfig
+from alula.core.named_shapes import draft_vocabulary
 from alula.core.shape import ModelShape
 from alula.layers.attention import check_heads
 from alula.layers.kernels import Kernels
@@ -22,9 +23,6 @@ from alula.models.llama import LlamaModel
 from alula.spec.draft_model import DraftModel, tensor_shapes
 from alula.spec.head_config import SPECFORGE, HeadConfig, default_boundaries, parse_head_config, settle
 from alula.spec.head_source import NegatedHeadSource, RandomSource, open_head, read_head_config
-
-# Draft vocabulary of a random head made without a file.
-_RANDOM_VOCAB = 8192
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,10 @@ def _group(config: HeadConfig, place: HeadPlace) -> Group:
 
 
 def _config_like(shape: ModelShape) -> HeadConfig:
-    """A head shaped like one layer of the target, for random weights where no head exists."""
+    """A head of the published kind, one layer like the target's, for random weights where no head exists.
+
+    Its sizes are those of `plan.shapes.head_like`.
+    """
     return HeadConfig(
         format=SPECFORGE,
         hidden_size=shape.hidden_size,
@@ -89,7 +90,7 @@ def _config_like(shape: ModelShape) -> HeadConfig:
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         vocab_size=shape.vocab_size,
-        draft_vocab_size=min(shape.vocab_size, _RANDOM_VOCAB),
+        draft_vocab_size=draft_vocabulary(shape.vocab_size),
         target_hidden_size=shape.hidden_size,
         boundaries=_some_boundaries(shape.num_layers),
         rms_norm_eps=shape.rms_norm_eps,

@@ -15,6 +15,7 @@ from torch import Tensor
 from alula.core.errors import CheckpointError, HeadMismatch, ModelNotFound
 from alula.layers.weights import TensorSource
 from alula.models.checkpoint import is_lfs_pointer, read_json
+from alula.models.random_checkpoint import seeded_normal
 from alula.models.safetensors_checkpoint import SafetensorsCheckpoint
 
 # Training leftovers and derived tensors.
@@ -63,12 +64,15 @@ class RandomSource:
     def read(self, name: str) -> Tensor:
         if name in self._vocabulary:
             return self._vocabulary[name]
+        return self.make(name, torch.float32, torch.device("cpu"))
+
+    def make(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A weight where it is wanted; of the kind of device, the same on every rank."""
         shape = self._shapes[name]
         if "norm" in name:
-            return torch.ones(shape)
+            return torch.ones(shape, dtype=dtype, device=device)
         key = self._seed * 1_000_003 + sum(ord(c) * 31**i for i, c in enumerate(name))
-        generator = torch.Generator().manual_seed(key % 2**63)
-        return torch.randn(shape, generator=generator) * 0.02
+        return seeded_normal(shape, key % 2**63, 0.02, dtype, device)
 
 
 class NegatedHeadSource:
