@@ -1,0 +1,34 @@
+"""Facts about a device that decide how kernels are launched there, and memory that outlives a launch."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+_LEAST_COUNTERS = 1 << 14
+# Every tensor ever made stays: a captured graph holds its address.
+_counters: dict[torch.device, list[Tensor]] = {}
+
+
+@functools.cache
+def launches_early(device: torch.device) -> bool:
+    """Whether a kernel may start before the one before it has ended (Hopper and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def arrivals(device: torch.device, count: int) -> Tensor:
+    """int32 zeros for counting the programs of a tile that are done; whoever counts to the end sets zero again.
+
+    Shared by all kernels of a device: one stream at a time. Raises RuntimeError where it would have to grow inside a
+    capture (an eager run before it makes it large enough).
+    """
+    kept = _counters.setdefault(device, [])
+    if not kept or kept[-1].numel() < count:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{count} arrival counters are needed inside a capture; run the same call eagerly first"
+            )
+        kept.append(torch.zeros(max(count, _LEAST_COUNTERS), dtype=torch.int32, device=device))
+    return kept[-1]
