@@ -67,7 +67,7 @@ class FakeLLM:
 
     def __init__(
         self,
-        model: str,
+        model: Any,
         *,
         draft: str | None = "auto",
         config: EngineConfig | None = None,
@@ -77,7 +77,7 @@ class FakeLLM:
         if model == "missing":
             raise ModelNotFound("no model 'missing'; expected a directory, a hub id, a .gguf file or smollm2-135m")
         self.config = config or EngineConfig()
-        self.model, self.draft, self.record = model, draft, record
+        self.model, self.draft, self.record = getattr(model, "name", model), draft, record
         self._cycles: list[CycleRecord] = []
         self.requests: list[Any] = []
         if progress is not None:

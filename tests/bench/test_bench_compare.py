@@ -76,3 +76,23 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None
 
     measurement = measure(Watched(), _workload("a", "b"), interrupt)
     assert [run.prompt_id for run in measurement.runs] == ["a"] and measurement.stopped == "interrupted"
+
+
+def test_token_ids_are_sent_as_they_are() -> None:
+    class Noting(FakeLLM):
+        def generate(self, prompts: Any, sampling: SamplingParams, *, steps: int | None = None) -> Any:
+            sent.extend(prompts)
+            return super().chat(["a"], sampling, steps=steps)
+
+    sent: list[Any] = []
+    workload = Workload(
+        prompts=(Prompt(id="random", token_ids=(3, 1, 2)),), sampling=SamplingParams(max_tokens=40), textless=True
+    )
+    measurement = measure(Noting("m"), workload)
+    assert sent == [[3, 1, 2]] * 4
+    assert measurement.runs[0].textless and measurement.runs[0].mismatched_tokens == 0
+
+
+def test_forced_acceptance_is_passed_on() -> None:
+    measurement = measure(Watched(), _workload("a", forced_tokens_per_cycle=2.8))
+    assert measurement.runs[0].forced and measurement.runs[0].textless

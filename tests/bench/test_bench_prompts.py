@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alula.bench.prompts import load_all, load_prompts
+from alula.bench.prompts import load_all, load_prompts, random_prompts
 from alula.core.errors import InvalidOption
 
 
@@ -91,3 +91,11 @@ def test_bad_files(tmp_path: Path) -> None:
 def test_files_follow_each_other(tmp_path: Path) -> None:
     paths = [_file(tmp_path, f"{name}.txt", name) for name in ("b", "a")]
     assert [prompt.raw_text() for prompt in load_all(paths)] == ["b", "a"]
+
+
+def test_random_prompts() -> None:
+    prompts = random_prompts(3, 40, vocab_size=11, seed=5)
+    assert prompts == random_prompts(3, 40, 11, 5) != random_prompts(3, 40, 11, 6)
+    assert [prompt.id for prompt in prompts] == ["random-40-1", "random-40-2", "random-40-3"]
+    assert {len(prompt.token_ids) for prompt in prompts} == {40}
+    assert {token for prompt in prompts for token in prompt.token_ids} == set(range(11))

@@ -128,3 +128,18 @@ def test_page_without_decode_cycles() -> None:
     described = llm.describe()
     text = page(described, empty, measurement, document(described, workload, measurement, empty))
     assert "No decode cycles" in text
+
+
+def test_forced_acceptance_is_said_everywhere() -> None:
+    llm, workload, measurement, _ = _bench("a", LOOPS)
+    figures = summarise(
+        [msgspec.structs.replace(run, textless=True, forced=True) for run in measurement.runs], 4, 2.8
+    )
+    run = msgspec.structs.replace(llm.describe(), facts={"forced_tokens_per_cycle": 2.8})
+    result = document(run, workload, measurement, figures)
+    assert result["forced_tokens_per_cycle"] == 2.8 and result["mismatched_tokens"] is None
+    assert "ACCEPTANCE FORCED to 2.8 tokens per cycle" in str(table(run, figures).title)
+    said = sentences(figures, measurement)
+    assert said[0].startswith("ACCEPTANCE IS FORCED to 2.8") and not any("Mismatched tokens:" in s for s in said)
+    assert "ACCEPTANCE IS FORCED" in page(run, figures, measurement, result)
+    assert _document("a")["forced_tokens_per_cycle"] is None

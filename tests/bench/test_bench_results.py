@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -185,3 +186,18 @@ def test_acceptance_by_position(cycles: list[CycleRecord]) -> None:
     assert [share is None for share in shares] == [n == 0 for n in proposed]
     for unconditional, conditional in zip(shares, side.conditional_acceptance_per_position, strict=True):
         assert conditional is None or unconditional is None or unconditional <= conditional <= 1
+
+
+def test_answers_without_text_cannot_loop() -> None:
+    """Random weights and forced acceptance give tokens that repeat as they will; their costs count all the same."""
+    run = msgspec.structs.replace(_run((7,) * 70, (8,) * 70), textless=True)
+    figures = summarise([run], STEPS)
+    assert not run.looping and figures.num_looping == 0 and figures.plain.num_answers == 1
+    assert run.mismatched_tokens == figures.mismatched_tokens == 70
+
+
+def test_forced_acceptance_has_no_mismatches() -> None:
+    run = msgspec.structs.replace(_run((7,) * 70, (8,) * 70), textless=True, forced=True)
+    figures = summarise([run], STEPS, forced_tokens_per_cycle=2.8)
+    assert run.mismatched_tokens is figures.mismatched_tokens is None
+    assert figures.forced_tokens_per_cycle == 2.8 and figures.speedup is not None

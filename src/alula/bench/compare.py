@@ -41,12 +41,17 @@ class Decoder(Protocol):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What to decode. `raw` sends the text without the chat template; `drafting` False measures plainly only."""
+    """What to decode. `raw` sends the text without the chat template; `drafting` False measures plainly only.
+
+    textless: random weights, so the answers are no text. forced_tokens_per_cycle: what acceptance is forced to.
+    """
 
     prompts: tuple[Prompt, ...]
     sampling: SamplingParams
     raw: bool = False
     drafting: bool = True
+    textless: bool = False
+    forced_tokens_per_cycle: float | None = None
     deadline: float | None = None  # of time.monotonic(); looked at between prompts
 
 
@@ -97,15 +102,26 @@ def _measure_prompt(decoder: Decoder, workload: Workload, prompt: Prompt, measur
     except UserError as error:  # this prompt does not fit, the next one may
         measurement.skipped.append(Skipped(prompt_id=prompt.id, error=str(error)))
         return
+    forced = workload.forced_tokens_per_cycle is not None
     measurement.runs.append(
-        PromptRun(prompt_id=prompt.id, category=prompt.category, plain=answers[PLAIN], eagle3=answers.get(None))
+        PromptRun(
+            prompt_id=prompt.id,
+            category=prompt.category,
+            plain=answers[PLAIN],
+            eagle3=answers.get(None),
+            textless=workload.textless or forced,
+            forced=forced,
+        )
     )
 
 
 def _answer(decoder: Decoder, workload: Workload, prompt: Prompt, steps: int | None) -> Answer:
     decoder.take_cycles()
-    if workload.raw:
-        completion: Completed = decoder.generate([prompt.raw_text()], workload.sampling, steps=steps)[0]
+    completion: Completed
+    if prompt.token_ids:
+        completion = decoder.generate([list(prompt.token_ids)], workload.sampling, steps=steps)[0]
+    elif workload.raw:
+        completion = decoder.generate([prompt.raw_text()], workload.sampling, steps=steps)[0]
     else:
         completion = decoder.chat([list(prompt.messages)], workload.sampling, steps=steps)[0]
     cycles = tuple(decoder.take_cycles())

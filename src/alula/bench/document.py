@@ -42,6 +42,7 @@ def document(run: RunRecord, workload: Workload, measurement: Measurement, figur
         "ceiling_tokens_per_cycle": figures.ceiling_tokens_per_cycle,
         "mismatched_tokens": figures.mismatched_tokens,
         "verify_over_plain_step": figures.verify_over_plain_step,
+        "forced_tokens_per_cycle": figures.forced_tokens_per_cycle,
         "speedup_per_prompt": msgspec.to_builtins(figures.speedup_spread),
         "exact": run.exact,
         "draft_placement": run.draft_placement,

@@ -1,10 +1,11 @@
-"""Reads prompts: the 24 MT-bench first turns that ship with alula, or files of the user's.
+"""Reads prompts: the 24 MT-bench first turns that ship with alula, or files of the user's. Makes random ids for shapes.
 
 Turns every accepted format into chat messages; does not know how a model's chat template renders them.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ _EXPECTED = 'expected {"prompt": "..."}, {"messages": [{"role": ..., "content": 
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One conversation to answer. `id` is unique within its file."""
+    """One conversation to answer, or token ids as they are. `id` is unique within its file."""
 
     id: str
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, str], ...] = ()
+    token_ids: tuple[int, ...] = ()
     category: str | None = None
 
     def raw_text(self) -> str:
@@ -49,6 +51,15 @@ def load_prompts(path: Path | None = None) -> tuple[Prompt, ...]:
     prompts = tuple(parse(line, f"{source}:{number}", f"{source.name}:{number}") for number, line in lines)
     _refuse_repeated(source, prompts)
     return prompts
+
+
+def random_prompts(count: int, num_tokens: int, vocab_size: int, seed: int) -> tuple[Prompt, ...]:
+    """Prompts of random token ids, for models that know no text; the same for the same seed."""
+    generator = random.Random(seed)
+    return tuple(
+        Prompt(id=f"random-{num_tokens}-{i}", token_ids=tuple(generator.choices(range(vocab_size), k=num_tokens)))
+        for i in range(1, count + 1)
+    )
 
 
 def load_all(paths: Iterable[Path]) -> tuple[Prompt, ...]:

@@ -29,6 +29,8 @@ def title(run: RunRecord, num_prompts: int) -> str:
         parts.append(f"tp {run.tp} (draft {run.draft_placement})")
     if run.draft:
         parts.append(f"{run.steps} drafts a cycle")
+    if forced := run.facts.get("forced_tokens_per_cycle"):
+        parts.append(f"ACCEPTANCE FORCED to {forced:g} tokens per cycle")
     return ", ".join([*parts, f"{num_prompts} prompts"])
 
 
@@ -71,6 +73,12 @@ def table(run: RunRecord, figures: Figures) -> Table:
 def sentences(figures: Figures, measurement: Measurement) -> list[str]:
     """What the table leaves open, a sentence each."""
     said = [_verdict(figures)]
+    if forced := figures.forced_tokens_per_cycle:
+        said.insert(
+            0,
+            f"ACCEPTANCE IS FORCED to {forced:g} tokens per cycle: what cycles cost is measured, how many tokens they "
+            "bring is not. The text is meaningless, and mismatched tokens are not counted.",
+        )
     if figures.eagle3:
         accepted = ", ".join(number(share) for share in figures.eagle3.acceptance_per_position)
         said.append(f"Accepted by position: {accepted}.")
@@ -79,7 +87,8 @@ def sentences(figures: Figures, measurement: Measurement) -> list[str]:
             if figures.mismatched_tokens
             else ""
         )
-        said.append(f"Mismatched tokens: {figures.mismatched_tokens} over {figures.num_prompts} prompts{why}.")
+        if figures.mismatched_tokens is not None:
+            said.append(f"Mismatched tokens: {figures.mismatched_tokens} over {figures.num_prompts} prompts{why}.")
     if spread := figures.speedup_spread:
         said.append(
             f"By prompt, the speed-up is {ratio(spread.median)} in the median "

@@ -26,21 +26,31 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers to one prompt. `eagle3` is None where there was no draft."""
+    """The answers to one prompt. `eagle3` is None where there was no draft.
+
+    textless: the answers are no text (random weights, forced acceptance), so none of them counts as looping. forced:
+    acceptance was, so the two answers differ by intent.
+    """
 
     prompt_id: str
     category: str | None = None
     plain: Answer
     eagle3: Answer | None = None
+    textless: bool = False
+    forced: bool = False
 
     @property
     def looping(self) -> bool:
+        if self.textless:
+            return False
         answers = (self.plain, self.eagle3)
         return any(is_looping(answer.token_ids, answer.finish_reason) for answer in answers if answer is not None)
 
     @property
     def mismatched_tokens(self) -> int | None:
-        return None if self.eagle3 is None else mismatched_tokens(self.plain.token_ids, self.eagle3.token_ids)
+        if self.eagle3 is None or self.forced:
+            return None
+        return mismatched_tokens(self.plain.token_ids, self.eagle3.token_ids)
 
 
 class SideFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +81,10 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Both sides and what follows from them. Absent values are None, never invented."""
+    """Both sides and what follows from them. Absent values are None, never invented.
+
+    forced_tokens_per_cycle: what acceptance was forced to; then the speed-up is one of costs, not of a head.
+    """
 
     num_prompts: int
     num_looping: int
@@ -83,6 +96,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     ceiling_tokens_per_cycle: int | None
     mismatched_tokens: int | None
     verify_over_plain_step: float | None
+    forced_tokens_per_cycle: float | None = None
 
 
 def is_looping(token_ids: Sequence[int], finish_reason: str = "length") -> bool:
@@ -146,7 +160,7 @@ def summarise_side(answers: Sequence[Answer], steps: int) -> SideFigures:
     )
 
 
-def summarise(runs: Sequence[PromptRun], steps: int) -> Figures:
+def summarise(runs: Sequence[PromptRun], steps: int, forced_tokens_per_cycle: float | None = None) -> Figures:
     """Figures of a whole run. Looping prompts count in `mismatched_tokens` and nowhere else."""
     kept = [run for run in runs if not run.looping]
     plain = summarise_side([run.plain for run in kept], 0)
@@ -162,8 +176,9 @@ def summarise(runs: Sequence[PromptRun], steps: int) -> Figures:
         speedup_spread=_spread([ratio for run in kept if (ratio := prompt_speedup(run)) is not None]),
         break_even_tokens_per_cycle=_over(eagle3.cycle_ms, plain.cycle_ms) if eagle3 else None,
         ceiling_tokens_per_cycle=steps + 1 if eagle3 else None,
-        mismatched_tokens=sum(run.mismatched_tokens or 0 for run in runs) if eagle3 else None,
+        mismatched_tokens=_sum_known([run.mismatched_tokens for run in runs]) if eagle3 else None,
         verify_over_plain_step=_over(_verify_ms(eagle3), _verify_ms(plain)) if eagle3 else None,
+        forced_tokens_per_cycle=forced_tokens_per_cycle,
     )
 
 
@@ -206,6 +221,12 @@ def _spread(ratios: Sequence[float]) -> Spread | None:
     if not ratios:
         return None
     return Spread(median=statistics.median(ratios), lowest=min(ratios), highest=max(ratios))
+
+
+def _sum_known(counts: Sequence[int | None]) -> int | None:
+    """None where there were counts and none is known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known or not counts else None
 
 
 def _over(numerator: float | None, denominator: float | None) -> float | None:

@@ -14,10 +14,11 @@ from alula.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from alula.engine.llm import LLM
+    from alula.models.source import ModelSource
 
 
 @contextmanager
-def open_engine(model: str, options: EngineOptions, output: Output) -> Iterator[LLM]:
+def open_engine(model: str | ModelSource, options: EngineOptions, output: Output) -> Iterator[LLM]:
     """An engine for the length of the block; options are checked before torch is loaded."""
     config = options.config()
     if options.record is not None:
@@ -34,6 +35,11 @@ def open_engine(model: str, options: EngineOptions, output: Output) -> Iterator[
         llm = LLM(model, draft=options.draft_name(), config=config, record=options.record, progress=say)
     with llm:
         raise_if_interrupted()
+        if options.tokens_per_cycle is not None:
+            output.note(
+                f"acceptance is forced to {options.tokens_per_cycle:g} tokens per cycle (--tokens-per-cycle): figures "
+                "are about costs, the text is meaningless"
+            )
         _note_short_context(llm, options, output)
         yield llm
 

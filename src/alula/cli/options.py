@@ -21,10 +21,16 @@ _ENGINE, _SAMPLING = "Engine", "Sampling"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 DEVICES = ("auto", "cpu", "cuda")
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help="Hugging Face directory, hub id, .gguf file, or the built-in name smollm2-135m."
+_MODEL = "Hugging Face directory, hub id, .gguf file, or the built-in name smollm2-135m."
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
+OptionalModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)]
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME|CONFIG.json",
+        help="Instead of MODEL: random weights and a random head of a shape. llama-3.1-8b, llama-3.2-1b, smollm2-135m, "
+        "or the path of a config.json.",
     ),
 ]
 Json = Annotated[
@@ -82,6 +88,15 @@ class EngineOptions:
             "--feedback",
             text="What a draft step hands on: pre or post the final norm; instead of what the head's config says.",
             panel=_ENGINE,
+        ),
+    ] = None
+    tokens_per_cycle: Annotated[
+        float | None,
+        _option(
+            "--tokens-per-cycle",
+            text="Force how many drafts count, to this mean (1 to K + 1): for what cycles cost; the text is void.",
+            panel=_ENGINE,
+            metavar="X",
         ),
     ] = None
     dtype: Annotated[str, _option("--dtype", text=f"One of {', '.join(DTYPES)}.", panel=_ENGINE)] = "auto"
@@ -144,6 +159,7 @@ class EngineOptions:
                 head=self.draft_head,
                 aux_boundaries=parse_boundaries(self.aux_boundaries),
                 feedback=self.feedback,
+                forced_tokens_per_cycle=self.tokens_per_cycle,
             ),
         )
 
@@ -161,7 +177,9 @@ class SamplingOptions:
         float, _option("--min-p", text="Drop tokens below this share of the likeliest.", panel=_SAMPLING)
     ] = 0.0
 
-    def params(self, *, seed: int, max_tokens: int, stop: tuple[str, ...] = ()) -> SamplingParams:
+    def params(
+        self, *, seed: int, max_tokens: int, stop: tuple[str, ...] = (), ignore_eos: bool = False
+    ) -> SamplingParams:
         """Raises InvalidOption where a value is out of range."""
         return SamplingParams(
             temperature=self.temperature,
@@ -171,6 +189,7 @@ class SamplingOptions:
             seed=seed,
             max_tokens=max_tokens,
             stop=stop,
+            ignore_eos=ignore_eos,
         )
 
 
