@@ -145,6 +145,7 @@ def _accept_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     cursor = tl.load(cursor_1)
+    first_entry = (cursor % num_forced).to(tl.int32)
     column = tl.arange(0, COLUMNS)[None, :]
     for start in range(0, num_requests, LINES):
         request = start + tl.arange(0, LINES)
@@ -159,7 +160,7 @@ def _accept_kernel(
         num_kv = tl.load(num_kv_S + seat)
         counted = tl.minimum(tl.load(limit_S + seat), width - 1)
         if FORCED:
-            entry = ((cursor + request) % num_forced).to(tl.int32)
+            entry = (first_entry + request) % num_forced
             counted = tl.minimum(counted, tl.load(table_T + entry, mask=present, other=0))
         else:
             disagrees = is_draft & (draws != drafts)
