@@ -45,14 +45,15 @@ def block_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, rows: PagedRows
     read_BT11 = (positions_T <= last_BW[:, -1:])[:, :, None, None]
     k_BKDT = torch.where(read_BT11, k_SKD[slots_BT].float(), 0.0).permute(0, 2, 3, 1)
     v_BKTD = torch.where(read_BT11, v_SKD[slots_BT].float(), 0.0).transpose(1, 2)
-    q_BWKGD = q_RND.float().reshape(batch, width, num_kv_heads, -1, head_dim)
+    group = q_RND.shape[1] // num_kv_heads
+    q_BWKGD = q_RND.float().reshape(batch, width, num_kv_heads, group, head_dim)
     q_BKXD = q_BWKGD.permute(0, 2, 1, 3, 4).flatten(2, 3)
-    scores_BKWGT = ((q_BKXD * head_dim**-0.5) @ k_BKDT).unflatten(2, (width, -1))
+    scores_BKWGT = ((q_BKXD * head_dim**-0.5) @ k_BKDT).unflatten(2, (width, group))
     hidden_BWT = positions_T > last_BW[:, :, None]
     scores_BKWGT = scores_BKWGT.masked_fill(hidden_BWT[:, None, :, None, :], float("-inf"))
     out_BKXD = scores_BKWGT.softmax(-1).flatten(2, 3) @ v_BKTD
-    out_BWKGD = out_BKXD.unflatten(2, (width, -1)).permute(0, 2, 1, 3, 4)
-    return out_BWKGD.reshape(batch * width, -1).to(q_RND.dtype)
+    out_BWKGD = out_BKXD.unflatten(2, (width, group)).permute(0, 2, 1, 3, 4)
+    return out_BWKGD.reshape(batch * width, num_kv_heads * group * head_dim).to(q_RND.dtype)
 
 
 def prefill_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, rows: PagedRows) -> Tensor:
