@@ -55,7 +55,10 @@ def lossless(dtype: str, exact: bool, heads: Sequence[str]) -> dict[str, Any]:
     rows = []
     for head in heads:
         config = EngineConfig(
-            dtype=dtype, exact=exact, max_batch=8, speculation=SpeculationConfig(steps=STEPS, head=head)
+            dtype=dtype,
+            exact=exact,
+            max_batch=8,
+            speculation=SpeculationConfig(steps=STEPS, head=head, speculate="always"),
         )
         with LLM(MODEL, config=config) as llm:
             for way, sampling in WAYS.items():
@@ -81,10 +84,9 @@ def exact_cost() -> dict[str, Any]:
     """What --exact costs in bf16: plain steps and cycles, batch 1, alternating between two engines."""
     times: dict[str, list[float]] = {}
     conversations = [list(prompt.messages) for prompt in load_prompts(None)[:6]]
+    speculation = SpeculationConfig(steps=STEPS, speculate="always")
     engines = {
-        exact: LLM(
-            MODEL, config=EngineConfig(dtype="bfloat16", exact=exact, speculation=SpeculationConfig(steps=STEPS))
-        )
+        exact: LLM(MODEL, config=EngineConfig(dtype="bfloat16", exact=exact, speculation=speculation))
         for exact in (False, True)
     }
     for conversation in conversations:

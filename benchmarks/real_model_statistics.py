@@ -24,7 +24,8 @@ MIN_P = 1e-4
 
 def compare_laws(model: str, num_runs: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Draws `num_runs` answers on each side and tests each position."""
-    config = EngineConfig(dtype="bfloat16", max_batch=BATCH, speculation=SpeculationConfig(steps=3))
+    speculation = SpeculationConfig(steps=3, speculate="always")
+    config = EngineConfig(dtype="bfloat16", max_batch=BATCH, speculation=speculation)
     with LLM(model, config=config) as llm:
         sides = [_draw(llm, steps, num_runs, first_seed, say) for steps, first_seed in ((0, 1), (3, 10**9))]
     rows = []

@@ -2,6 +2,7 @@
 
     python benchmarks/sweep.py [--steps 2 3 4 5] [--out results] [-- further options of alula bench]
 
+Every cycle drafts (--speculate always), so that each number of drafts shows what it costs and brings.
 Writes OUT/bench.json and OUT/bench.html (the best number of drafts) and OUT/sweep.json (a line for each).
 """
 
@@ -23,6 +24,7 @@ def bench(steps: int, folder: Path, options: list[str]) -> dict[str, Any]:
     """One run; its document."""
     result, page = folder / f"{steps}.json", folder / f"{steps}.html"
     command = [sys.executable, "-m", "alula.cli.main", "bench", MODEL, "--steps", str(steps)]
+    command += ["--speculate", "always"]
     subprocess.run([*command, "--json", str(result), "--html", str(page), *options], check=True)
     document: dict[str, Any] = json.loads(result.read_text())
     return document

@@ -147,6 +147,7 @@ class ToyTokenizer:
     """A letter a token; no token ends a text unless a request says so."""
 
     eos_token_ids: frozenset[int] = frozenset()
+    has_text = True
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(ord("a") + token) for token in ids)
@@ -245,9 +246,14 @@ class Answer:
 
 
 def run(
-    engine: ToyEngine, specs: Sequence[RequestSpec], toy: Toy, arrivals: Sequence[int] | None = None
+    engine: ToyEngine,
+    specs: Sequence[RequestSpec],
+    toy: Toy,
+    arrivals: Sequence[int] | None = None,
+    decisions: Sequence[bool] = (True,),
 ) -> tuple[dict[str, Answer], list[CycleRecord]]:
-    """Runs requests to their end. arrivals: the cycle before which each is added (0 where left out)."""
+    """Runs requests to their end. arrivals: the cycle before which each is added (0 where left out). decisions: whether
+    each cycle may draft, over and over."""
     answers = {spec.request_id: Answer() for spec in specs}
     waiting = sorted(zip(arrivals or [0] * len(specs), range(len(specs)), strict=True), reverse=True)
     records: list[CycleRecord] = []
@@ -255,7 +261,7 @@ def run(
         while waiting or engine.has_work:
             while waiting and (waiting[-1][0] <= len(records) or not engine.has_work):
                 engine.add(specs[waiting.pop()[1]])
-            output = engine.step()
+            output = engine.step(decisions[len(records) % len(decisions)])
             records.append(output.record)
             for update in output.updates:
                 answers[update.request_id].token_ids += update.token_ids

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -25,7 +27,10 @@ from alula.core.errors import (
 )
 from alula.core.records import CycleRecord, RequestRecord, RunRecord, read_records
 from alula.core.sampling import SamplingParams
+from alula.engine.backends import StepCommand
+from alula.engine.engine import StepOutput
 from alula.engine.llm import LLM
+from alula.engine.speculation_policy import Decision, FixedPolicy
 
 PROMPT = tiny_models.random_ids(9)
 GREEDY = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -128,12 +133,64 @@ def test_a_list_of_parameters_goes_with_the_prompts(llm: LLM) -> None:
 def test_no_head_changes_a_token(llm: LLM, head: str) -> None:
     params = [GREEDY, SamplingParams(max_tokens=20, ignore_eos=True, temperature=1.0, seed=4)]
     plain = llm.generate([PROMPT] * 2, params, steps=0)
-    with load(speculation=SpeculationConfig(head=head)) as other:
+    with load(speculation=SpeculationConfig(head=head, speculate="always")) as other:
         for steps in (None, 1, 8):
             drafted = other.generate([PROMPT] * 2, params, steps=steps)
             assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in plain]
             assert [answer.text for answer in drafted] == [answer.text for answer in plain]
             assert all(answer.request.drafted for answer in drafted)
+
+
+# Speculation
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+@pytest.mark.parametrize("mode", ["auto", "always", "never"])
+def test_no_decision_changes_a_token(
+    llm: LLM, mode: str, seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The three modes, and whatever else could be decided."""
+    params = [GREEDY, SamplingParams(max_tokens=20, ignore_eos=True, temperature=1.0, seed=4)]
+    plain = llm.generate([PROMPT] * 2, params, steps=0)
+    with load(speculation=SpeculationConfig(speculate=mode, head="random")) as other:
+        if seed is not None:
+            generator = random.Random(seed)
+            policy = FixedPolicy(Decision(True))
+            monkeypatch.setattr(policy, "decide", lambda: Decision(generator.random() < 0.5, "at random"))
+            monkeypatch.setattr(other, "_policy", policy)
+        for _ in range(3):
+            found = other.generate([PROMPT] * 2, params)
+            assert [answer.token_ids for answer in found] == [answer.token_ids for answer in plain]
+        drafted = [cycle.drafted for cycle in other.take_cycles() if not cycle.requests[0].num_prefill]
+        assert any(drafted) == (mode != "never")
+        assert other.describe().speculate == mode
+
+
+def test_auto_gives_up_on_a_random_head_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the times of a machine on which a drafted cycle costs 1.25 plain steps."""
+    with load(speculation=SpeculationConfig(head="random")) as auto:
+        step = auto._backend.step
+
+        def timed(command: StepCommand) -> StepOutput:
+            output = step(command)
+            wall_ms = 12.5 if output.record.drafted else 10.0
+            return msgspec.structs.replace(output, record=msgspec.structs.replace(output.record, wall_ms=wall_ms))
+
+        monkeypatch.setattr(auto._backend, "step", timed)
+        auto.generate([PROMPT], SamplingParams(max_tokens=60, ignore_eos=True))
+        said = [cycle.speculation for cycle in auto.take_cycles()]
+    assert said[0] is None and said[1] == "drafted"
+    assert said[-1] is not None and said[-1].startswith("plain: unprofitable (1.0")
+    assert said.count("plain: measuring a plain step") == 4
+
+
+def test_never_needs_no_head_and_refuses_drafts() -> None:
+    with load(draft=None, speculation=SpeculationConfig(speculate="never")) as plain:
+        assert plain.generate([PROMPT], GREEDY)[0].request.drafted == 0
+    with load(speculation=SpeculationConfig(speculate="never")) as never:
+        assert never.has_draft and never.generate([PROMPT], GREEDY)[0].request.drafted == 0
+        with pytest.raises(InvalidOption, match="speculation is off"):
+            never.generate([PROMPT], GREEDY, steps=2)
 
 
 @pytest.mark.parametrize("steps", [0, 4])

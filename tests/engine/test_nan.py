@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import tiny_models
-from alula.core.config import EngineConfig
+from alula.core.config import EngineConfig, SpeculationConfig
 from alula.core.sampling import SamplingParams
 from alula.engine.llm import LLM
 
@@ -88,7 +88,8 @@ def test_a_head_of_nan_changes_no_token(tmp_path: Path) -> None:
         SamplingParams(max_tokens=10, ignore_eos=True),
         SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.8, top_p=0.9, seed=5),
     ]
-    config = EngineConfig(dtype="float32", device="cpu", threads=1, context_tokens=128)
+    always = SpeculationConfig(speculate="always")
+    config = EngineConfig(dtype="float32", device="cpu", threads=1, context_tokens=128, speculation=always)
     with LLM(str(tiny_models.checkpoint("plain")), draft=str(broken), config=config) as llm:
         plain = llm.generate([SOUND[:9]] * 2, params, steps=0)
         drafted = llm.generate([SOUND[:9]] * 2, params, steps=4)

@@ -5,6 +5,7 @@ Pools of ranks take seconds to start, so the tests of one pool share it, and the
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from alula.core.shape import parse_shape
 from alula.engine.llm import LLM, Completion
 from alula.engine.ranks import RankPool
 from alula.engine.setup import EngineSpec
+from alula.engine.speculation_policy import Decision, FixedPolicy
 from alula.layers.kernels import reference_kernels
 from alula.layers.weights import WeightReader
 from alula.models.checkpoint import open_checkpoint
@@ -54,6 +56,7 @@ def config(**parallel: Any) -> EngineConfig:
         max_batch=8,
         context_tokens=256,
         parallel=ParallelConfig(**{"timeout_s": TIMEOUT_S, **parallel}),
+        speculation=SpeculationConfig(speculate="always"),
     )
 
 
@@ -128,6 +131,20 @@ def test_two_ranks_give_the_answers_of_one(pair: LLM, single: LLM, steps: int) -
     if steps:
         alone = single.generate(PROMPTS, SAMPLINGS, steps=steps)
         assert [answer.request.accepted for answer in found] == [answer.request.accepted for answer in alone]
+
+
+def test_ranks_follow_the_drivers_decisions(sharded: LLM, single: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times differ between ranks, so none of them decides: all draft in the same cycles, whatever these are."""
+    decisions = itertools.cycle([Decision(True), Decision(False, "told so"), Decision(False, "told so")])
+    policy = FixedPolicy(Decision(True))
+    monkeypatch.setattr(policy, "decide", lambda: next(decisions))
+    monkeypatch.setattr(sharded, "_policy", policy)
+    sharded.take_cycles()
+    found = sharded.generate(PROMPTS, SAMPLINGS, steps=3)
+    assert_equal_answers(found, single.generate(PROMPTS, SAMPLINGS, steps=0))
+    said = {cycle.speculation for cycle in sharded.take_cycles()}
+    assert {"drafted", "plain: told so"} <= said
+    assert all(answer.request.drafted for answer in found)
 
 
 def test_the_description_says_where_the_head_is(single: LLM, sharded: LLM, replicated: LLM) -> None:
@@ -281,11 +298,16 @@ def test_where_a_head_goes(family: str, tp: int, wish: str, placement: str | Non
 
 
 def real(tp: int) -> LLM:
-    parallel = ParallelConfig(tp=tp, timeout_s=TIMEOUT_S)
     return LLM(
         "smollm2-135m",
         config=EngineConfig(
-            dtype="float32", device="cpu", threads=1, context_tokens=512, max_batch=4, parallel=parallel
+            dtype="float32",
+            device="cpu",
+            threads=1,
+            context_tokens=512,
+            max_batch=4,
+            parallel=ParallelConfig(tp=tp, timeout_s=TIMEOUT_S),
+            speculation=SpeculationConfig(speculate="always"),
         ),
     )
 

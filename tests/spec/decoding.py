@@ -85,9 +85,11 @@ def decode(
     specs: Sequence[RequestSpec],
     *,
     arrivals: Sequence[int] = (),
+    decisions: Sequence[bool] = (True,),
     after_step: Callable[[Engine, CycleRecord], None] | None = None,
 ) -> dict[str, Outcome]:
-    """Runs to the end. arrivals: the cycle before which each request is added, 0 where left out."""
+    """Runs to the end. arrivals: the cycle before which each request is added, 0 where left out. decisions: whether
+    each cycle may draft, over and over."""
     outcomes = {spec.request_id: Outcome() for spec in specs}
     waiting = list(zip([*arrivals, *[0] * (len(specs) - len(arrivals))], specs, strict=True))
     num_cycles = 0
@@ -96,7 +98,7 @@ def decode(
             if due <= num_cycles or not engine.has_work:
                 engine.add(spec)
                 waiting.remove((due, spec))
-        output = engine.step()
+        output = engine.step(decisions[num_cycles % len(decisions)])
         num_cycles += 1
         for part in output.record.requests:
             outcomes[part.request_id].cycles.append(part)

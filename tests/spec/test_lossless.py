@@ -85,15 +85,15 @@ def toys(draw: st.DrawFn) -> Toy:
     )
 
 
-@given(toys(), jobs())
-@settings(max_examples=120)
-def test_no_schedule_changes_a_token(toy: Toy, work: list[Job]) -> None:
-    """Chunks, pages of any size, preemption, arrivals in mid-run, other requests: each answer is that of plain
-    decoding alone."""
+@given(toys(), jobs(), st.lists(st.booleans(), min_size=1, max_size=24))
+@settings(max_examples=160)
+def test_no_schedule_changes_a_token(toy: Toy, work: list[Job], decisions: list[bool]) -> None:
+    """Chunks, pages of any size, preemption, arrivals in mid-run, other requests, cycles that may draft and cycles that
+    may not: each answer is that of plain decoding alone."""
     work = [job for job in work if len(job.spec.prompt_ids) < toy.context_tokens]
     engine = build(toy)
     specs = [job.spec for job in work]
-    answers, records = run(engine, specs, toy, [job.arrival for job in work])
+    answers, records = run(engine, specs, toy, [job.arrival for job in work], decisions)
     for spec in specs:
         found = answers[spec.request_id]
         assert (found.token_ids, _ending(found.last)) == _plain(spec, toy.context_tokens)

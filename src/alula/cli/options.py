@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from alula.core.config import DTYPES, EngineConfig, ParallelConfig, SpeculationConfig
+from alula.core.config import DTYPES, SPECULATE, EngineConfig, ParallelConfig, SpeculationConfig
 from alula.core.errors import InvalidOption
 from alula.core.sampling import SamplingParams
 
@@ -73,6 +73,14 @@ class EngineOptions:
     steps: Annotated[int, _option("--steps", text="Drafts a cycle, 1 to 8.", panel=_ENGINE, metavar="K")] = (
         SpeculationConfig().steps
     )
+    speculate: Annotated[
+        str,
+        _option(
+            "--speculate",
+            text=f"One of {', '.join(SPECULATE)}; auto drafts while that is measured to be faster.",
+            panel=_ENGINE,
+        ),
+    ] = SpeculationConfig().speculate
     aux_boundaries: Annotated[
         str | None,
         _option(
@@ -156,6 +164,7 @@ class EngineOptions:
             parallel=ParallelConfig(tp=self.tp, collectives=self.collectives, draft=self.draft_tp),
             speculation=SpeculationConfig(
                 steps=self.steps,
+                speculate=self.speculate,
                 head=self.draft_head,
                 aux_boundaries=parse_boundaries(self.aux_boundaries),
                 feedback=self.feedback,

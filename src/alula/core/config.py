@@ -7,6 +7,7 @@ import msgspec
 from alula.core.errors import InvalidOption
 
 MAX_STEPS = 8
+SPECULATE = ("auto", "always", "never")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 PLACEMENTS = ("auto", "sharded", "replicated")
 
@@ -33,11 +34,13 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Drafting: `steps` drafts a cycle (k). head: "trained", "random" or "adversarial" weights of the draft.
 
+    speculate: "auto" drafts while that is measured to be the faster way (docs/speculation.md), or "always", or "never".
     aux_boundaries and feedback override what the head's config says (see docs/heads.md). forced_tokens_per_cycle
     decides beforehand how many drafts count, whatever the target says of them: for costs, the text is meaningless.
     """
 
     steps: int = 3
+    speculate: str = "auto"
     head: str = "trained"
     aux_boundaries: tuple[int, ...] | None = None
     feedback: str | None = None  # "pre" or "post" the final norm
@@ -46,6 +49,8 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= MAX_STEPS:
             raise InvalidOption(f"--steps is {self.steps}; expected 1 to {MAX_STEPS}")
+        if self.speculate not in SPECULATE:
+            raise InvalidOption(f"--speculate is {self.speculate!r}; expected one of {', '.join(SPECULATE)}")
         if self.head not in ("trained", "random", "adversarial"):
             raise InvalidOption(f"--draft-head is {self.head!r}; expected 'trained', 'random' or 'adversarial'")
         if self.feedback not in (None, "pre", "post"):

@@ -15,6 +15,8 @@ import msgspec
 from alula.core.errors import CheckpointError, ModelNotFound, RecordWriteError
 
 PHASES = ("schedule", "draft", "verify", "accept", "extend", "emit", "other")
+# What CycleRecord.speculation begins with.
+DRAFTED, PLAIN = "drafted", "plain"
 RECORD_SCHEMA = 1
 
 
@@ -59,7 +61,12 @@ class RequestCycle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CycleRecord(msgspec.Struct, frozen=True, kw_only=True, tag="cycle"):
-    """One cycle: propose, verify, accept, commit, count."""
+    """One cycle: propose, verify, accept, commit, count.
+
+    speculation: "drafted" or "plain", with ": " and a reason where there is one to give; None where no request of the
+    cycle could draft (prompts being read, no head, requests that asked for no drafts). num_caught_up: positions whose
+    features were kept from earlier plain cycles and that the draft read in this one.
+    """
 
     index: int
     wall_ms: float
@@ -68,6 +75,12 @@ class CycleRecord(msgspec.Struct, frozen=True, kw_only=True, tag="cycle"):
     outcomes: dict[str, PhaseOutcome]
     num_rows: int
     exactness: str | None = None  # None: exact as promised; else why it is off
+    speculation: str | None = None
+    num_caught_up: int = 0
+
+    @property
+    def drafted(self) -> bool:
+        return any(request.drafted for request in self.requests)
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
@@ -101,6 +114,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     draft_placement: str
     steps: int
     exact: bool
+    speculate: str = "always"  # of a record that says nothing: the mode did not exist yet
     facts: dict[str, Any] = {}
 
 

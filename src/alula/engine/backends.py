@@ -1,7 +1,8 @@
 """Two ways to run an engine behind one interface: in this process, or as N rank processes in lockstep.
 
 On ranks every process executes the same commands in the same order and reaches the same bits, so no decision is sent
-around: the driver only broadcasts what came from outside (new requests, aborts).
+around: the driver only broadcasts what came from outside (new requests, aborts) and what depends on times, which differ
+between ranks (whether a cycle drafts).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from alula.engine.engine import Engine, StepOutput
 from alula.engine.ranks import RankPool
 from alula.engine.request import RequestSpec
 from alula.engine.setup import EngineSpec, Progress, load_parts
+from alula.engine.step_costs import StepCost
 from alula.layers.attention import check_heads
 from alula.models.checkpoint import open_checkpoint
 
@@ -33,13 +35,19 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
     draft_placement: str
     facts: dict[str, Any]
+    step_costs: tuple[StepCost, ...] = ()
 
 
 class StepCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """One cycle, after taking in these requests and aborts."""
+    """One cycle, after taking in these requests and aborts.
+
+    speculate: whether it may draft. Decided by the driver, since ranks measure different times; reason is for records.
+    """
 
     adds: tuple[RequestSpec, ...] = ()
     aborts: tuple[str, ...] = ()
+    speculate: bool = True
+    reason: str = ""
 
 
 class DescribeCommand(msgspec.Struct, frozen=True):
@@ -62,7 +70,7 @@ class Worker:
                 self._engine.abort(request_id)
             for spec in command.adds:
                 self._engine.add(spec)
-            return self._engine.step()
+            return self._engine.step(command.speculate, command.reason)
         if isinstance(command, DispatchCommand):
             return self._engine.dispatch_records()
         return describe(self._engine)
@@ -82,6 +90,7 @@ def describe(engine: Engine) -> Description:
         context_tokens=parts.context_tokens,
         draft_placement="none" if parts.drafter is None else parts.drafter.model.placement,
         facts=parts.facts,
+        step_costs=engine.step_costs,
     )
 
 

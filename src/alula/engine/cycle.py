@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import torch
-from torch import Tensor
 
 from alula.core.config import EngineConfig
 from alula.core.errors import RankFailure
-from alula.core.records import CycleRecord, PhaseOutcome, RequestCycle
+from alula.core.records import DRAFTED, PLAIN, CycleRecord, PhaseOutcome, RequestCycle
 from alula.engine.device import PhaseClock
 from alula.engine.emission import emit
 from alula.engine.request import ERROR, Request, TokenLogprob, Update
@@ -26,6 +25,7 @@ from alula.engine.setup import Parts
 from alula.layers.geometry import Segment
 from alula.layers.slot_table import as_tensor
 from alula.spec.acceptance import Acceptance, accept_chain
+from alula.spec.backlog import CATCH_UP_TOKENS
 from alula.spec.drafting import ChainStart, DraftState, Extension
 from alula.spec.forced import forced_acceptance, forced_count
 
@@ -35,16 +35,32 @@ _AGREEMENT_PERIOD = 64
 
 @dataclass
 class CycleState:
-    """What the verbs hand to each other. `drafts`, `accepted` and `logprobs` go with `parts`, in order."""
+    """What the verbs hand to each other. `drafts`, `accepted` and `logprobs` go with `parts`, in order.
+
+    speculate: whether this cycle may draft; if not, the draft stays behind. reason: of that decision, for the record.
+    """
 
     clock: PhaseClock
     parts: list[Scheduled]
+    speculate: bool = True
+    reason: str = ""
     drafts: list[list[int]] = field(default_factory=list)
     rows: TargetRows | None = None
     accepted: list[Acceptance | None] = field(default_factory=list)
     logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+    num_extended: int = 0
+    num_caught_up: int = 0
     counted: list[RequestCycle] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What the draft is to read of a request: the oldest `width` rows of its backlog."""
+
+    request: Request
+    width: int
+    wants_state: bool
 
 
 class Cycle:
@@ -62,13 +78,18 @@ class Cycle:
         self._index = 0
 
     def propose(self, state: CycleState) -> None:
-        """The draft proposes a chain for every part that has room for drafts."""
-        state.clock.enter("draft")
+        """The draft proposes a chain for every part that has room for drafts, having read what it left unread."""
         state.drafts = [[] for _ in state.parts]
         drafting = [i for i, part in enumerate(state.parts) if part.num_drafts]
         if not drafting or self._drafter is None:
             return
         parts = [state.parts[i] for i in drafting]
+        behind = [part.request for part in parts if part.request.backlog.num_rows]
+        if behind:
+            state.clock.enter("extend")
+            state.num_caught_up += sum(request.backlog.num_rows for request in behind)
+            self._read(state, [_Reading(request, request.backlog.num_rows, True) for request in behind])
+        state.clock.enter("draft")
         choose = self._sampler.chooser(parts, self._drafter.model.hot_D)
         for i, drafts in zip(drafting, self._drafter.chain([_start(part) for part in parts], choose), strict=True):
             state.drafts[i] = drafts
@@ -104,7 +125,8 @@ class Cycle:
             self._break(state.parts[i].request)
 
     def commit(self, state: CycleState) -> None:
-        """Emits tokens, advances the caches, and extends the draft with the target's true features."""
+        """Emits tokens, advances the caches, and extends the draft with the target's true features, or keeps these
+        for later where the cycle was not to speculate."""
         state.clock.enter("emit")
         for part, acceptance, logprobs in zip(state.parts, state.accepted, state.logprobs, strict=True):
             self._advance(state, part, acceptance, logprobs)
@@ -123,7 +145,7 @@ class Cycle:
         phases: dict[str, PhaseOutcome] = {"verify": NO_GRAPHS} if state.rows is not None else {}
         if drafted:
             phases["draft"] = NO_GRAPHS
-        if state.rows is not None and state.rows.features_RF is not None:
+        if state.num_extended:
             phases["extend"] = NO_GRAPHS
         wall_ms, phases_ms = state.clock.finish()
         self._index += 1
@@ -135,7 +157,17 @@ class Cycle:
             outcomes=phases,
             num_rows=sum(part.num_known + part.num_drafts for part in state.parts),
             exactness=self._exactness_off(state),
+            speculation=self._speculation(state, drafted),
+            num_caught_up=state.num_caught_up,
         )
+
+    def _speculation(self, state: CycleState, drafted: bool) -> str | None:
+        if not any(self._keeps_draft(part.request) and not part.is_prefill for part in state.parts):
+            return None
+        did = DRAFTED if drafted else PLAIN
+        # Told to speculate and did not: the answers end with this token, or their draft was lost.
+        reason = state.reason if drafted or not state.speculate else "nothing to draft"
+        return f"{did}: {reason}" if reason else did
 
     def _acceptance(self, state: CycleState, index: int, draws: Sequence[int]) -> Acceptance:
         drafts, request = state.drafts[index], state.parts[index].request
@@ -176,26 +208,43 @@ class Cycle:
         )
 
     def _extend(self, state: CycleState) -> None:
-        """Feeds the draft every committed row of the requests that go on; their last rows begin the next chains."""
+        """Feeds the draft every committed row of the requests that go on; their last rows begin the next chains.
+
+        Where the cycle was not to speculate, the rows are only kept, up to a limit. The last one stays even then: it
+        begins the next chain, and what the draft says there is not worth computing yet.
+        """
         if self._drafter is None or state.rows is None or state.rows.features_RF is None:
             return
-        rows: list[Tensor] = []
-        extensions: list[Extension] = []
-        requests: list[Request] = []
+        readings: list[_Reading] = []
         base = 0
         for part, acceptance in zip(state.parts, state.accepted, strict=True):
-            request = part.request
+            request, backlog = part.request, part.request.backlog
             if self._keeps_draft(request) and not request.finished:
                 width = part.num_known + (acceptance.accepted if acceptance else 0)
-                extensions.append(_extension(request, width, acceptance is not None))
-                rows.append(state.rows.features_RF[base : base + width])
-                requests.append(request)
+                rows_WF = state.rows.features_RF[base : base + width]
+                num_before = backlog.num_rows
+                request.draft = None
+                # A copy of what stays: one row would keep the features of all requests' rows in memory.
+                backlog.add(rows_WF if state.speculate else rows_WF.clone())
+                if state.speculate:
+                    readings.append(_Reading(request, backlog.num_rows, acceptance is not None))
+                    state.num_caught_up += num_before
+                elif backlog.num_rows > CATCH_UP_TOKENS:
+                    readings.append(_Reading(request, backlog.num_rows - 1, False))
+                    state.num_caught_up += num_before
             base += part.num_known + part.num_drafts
-        if not extensions:
+        self._read(state, readings)
+
+    def _read(self, state: CycleState, readings: Sequence[_Reading]) -> None:
+        """One pass of the draft over the oldest rows of these requests' backlogs."""
+        if not readings or self._drafter is None:
             return
+        extensions = [_extension(reading) for reading in readings]
+        rows = [reading.request.backlog.take(reading.width) for reading in readings]
         states = self._drafter.extend(extensions, rows[0] if len(rows) == 1 else torch.cat(rows))
-        for request, draft in zip(requests, states, strict=True):
-            request.draft = draft
+        state.num_extended += len(readings)
+        for reading, draft in zip(readings, states, strict=True):
+            reading.request.draft = draft
 
     def _keeps_draft(self, request: Request) -> bool:
         return self._drafter is not None and request.spec.steps > 0
@@ -241,11 +290,12 @@ def _start(part: Scheduled) -> ChainStart:
     return ChainStart(request.table, request.num_kv, part.num_drafts, draft)
 
 
-def _extension(request: Request, width: int, wants_state: bool) -> Extension:
-    """The last `width` committed positions and the token after each.
+def _extension(reading: _Reading) -> Extension:
+    """The first `width` committed positions of the backlog and the token after each.
 
     The successor of a chunk's last position is the next prompt token, not a sampled one: `tokens` has either.
     """
-    first = request.num_kv - width
+    request, width = reading.request, reading.width
+    first = request.num_kv - request.backlog.num_rows
     successors = request.tokens[first + 1 : first + width + 1]
-    return Extension(Segment(request.table, first, width), successors, wants_state)
+    return Extension(Segment(request.table, first, width), successors, reading.wants_state)

@@ -14,6 +14,7 @@ from alula.engine.device import PhaseClock
 from alula.engine.request import ABORT, Request, RequestSpec, Update
 from alula.engine.scheduler import Scheduler
 from alula.engine.setup import Parts
+from alula.engine.step_costs import StepCost
 from alula.engine.text_stream import TextStream
 from alula.kernels.reference.noise import NoiseWindow
 from alula.kernels.reference.penalties import TokenCounts
@@ -63,9 +64,15 @@ class Engine:
         self._scheduler.remove(request)
         self._aborted.append(_final(request))
 
-    def step(self) -> StepOutput:
-        """One cycle."""
-        state = CycleState(PhaseClock(self.parts.device), [])
+    @property
+    def step_costs(self) -> tuple[StepCost, ...]:
+        """Plain steps and drafted cycles as timed at the start; none where nothing was, and live cycles must tell."""
+        return ()
+
+    def step(self, speculate: bool = True, reason: str = "") -> StepOutput:
+        """One cycle. Without `speculate` every request decodes one token, and no token differs for it; `reason` is
+        for the record."""
+        state = CycleState(PhaseClock(self.parts.device), [], speculate, reason)
         self._schedule(state)
         self._cycle.propose(state)
         self._cycle.verify(state)
@@ -78,7 +85,7 @@ class Engine:
 
     def _schedule(self, state: CycleState) -> None:
         state.clock.enter("schedule")
-        state.parts = self._scheduler.schedule()
+        state.parts = self._scheduler.schedule(state.speculate)
         state.updates, self._aborted = self._aborted, []
 
     def _output(self, state: CycleState, record: CycleRecord) -> StepOutput:

@@ -26,6 +26,7 @@ from alula.engine.engine import StepOutput, check_prompt
 from alula.engine.model_choice import choose_model
 from alula.engine.request import ABORT, RequestSpec, TokenLogprob, Update
 from alula.engine.setup import EngineSpec
+from alula.engine.speculation_policy import make_policy
 from alula.models.checkpoint import open_checkpoint
 from alula.models.source import ModelSource
 from alula.models.tokenizer import load_tokenizer
@@ -91,6 +92,7 @@ class LLM:
             self._backend: Backend = start_backend(spec, progress)
             self._description = self._backend.describe()
             undo.pop_all()
+        self._policy = make_policy(self.config.speculation.speculate, self._description.step_costs)
         self._cycles: list[CycleRecord] = []
         self._pending_adds: list[RequestSpec] = []
         self._pending_aborts: list[str] = []
@@ -119,7 +121,8 @@ class LLM:
     ) -> list[Completion]:
         """Answers in the order of the prompts, decoded together. A failed request has finish_reason "error".
 
-        steps: drafts a cycle for these requests; 0 decodes plainly; None takes the config's (0 without a head).
+        steps: drafts a cycle for these requests, where speculation is on; 0 decodes plainly; None takes the config's
+        (0 without a head).
         """
         specs = self._specs(prompts, sampling, steps)
         collected: dict[str, _Collector] = {spec.request_id: _Collector(spec) for spec in specs}
@@ -161,9 +164,16 @@ class LLM:
 
     def step(self) -> StepOutput:
         """One cycle over everything queued. For callers that drive the engine themselves."""
-        command = StepCommand(adds=tuple(self._pending_adds), aborts=tuple(self._pending_aborts))
+        decision = self._policy.decide()
+        command = StepCommand(
+            adds=tuple(self._pending_adds),
+            aborts=tuple(self._pending_aborts),
+            speculate=decision.speculate,
+            reason=decision.reason,
+        )
         self._pending_adds, self._pending_aborts = [], []
         output = self._backend.step(command)
+        self._policy.observe(output.record)
         self._cycles.append(output.record)
         self._write(output.record)
         for update in output.updates:
@@ -194,6 +204,7 @@ class LLM:
             tp=self.config.parallel.tp,
             draft_placement=description.draft_placement,
             steps=self.config.speculation.steps if self.has_draft else 0,
+            speculate=self.config.speculation.speculate,
             exact=description.facts["exactness"]["off"] is None and not self._forced,
             facts=description.facts,
         )
@@ -249,12 +260,15 @@ class LLM:
         return specs
 
     def _steps(self, steps: int | None) -> int:
+        never = self.config.speculation.speculate == "never"
         if steps is None:
-            return self.config.speculation.steps if self.has_draft else 0
+            return self.config.speculation.steps if self.has_draft and not never else 0
         if not 0 <= steps <= 8:
             raise InvalidOption(f"steps is {steps}; expected 0 (plain decoding) to 8")
         if steps and not self.has_draft:
             raise InvalidOption(f"{steps} draft steps asked for, but no EAGLE-3 head is loaded (--draft)")
+        if steps and never:
+            raise InvalidOption(f"{steps} draft steps asked for, but speculation is off (--speculate never)")
         return steps
 
     def _encode(self, prompt: Prompt) -> list[int]:

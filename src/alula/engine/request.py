@@ -12,6 +12,7 @@ from alula.engine.text_stream import TextStream
 from alula.kernels.reference.noise import NoiseWindow
 from alula.kernels.reference.penalties import TokenCounts
 from alula.layers.slot_table import SlotTable
+from alula.spec.backlog import Backlog
 from alula.spec.drafting import DraftState
 from alula.spec.tally import Tally
 
@@ -52,6 +53,8 @@ class Request:
     """Mutable state. `tokens` are prompt and output; the first `num_kv` of them are in the target's cache.
 
     counts: for penalties only. noise: for sampling on a CPU only, where it is worth keeping between draft and target.
+    draft: where the next chain begins, if the draft has read every committed position; what it has not read is in
+    `backlog`.
     """
 
     spec: RequestSpec
@@ -63,6 +66,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     num_kv: int = 0
     draft: DraftState | None = None
+    backlog: Backlog = field(default_factory=Backlog)
     tally: Tally = field(default_factory=Tally)
     num_preemptions: int = 0
     finish_reason: str | None = None
@@ -90,20 +94,29 @@ class Request:
         return self.spec.sampling.max_tokens - self.num_output
 
     @property
+    def can_draft(self) -> bool:
+        """Whether its next chain can begin, perhaps after the draft has caught up."""
+        return self.draft is not None or self.backlog.num_rows > 0
+
+    @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 
     def finish(self, reason: str, error: str | None = None) -> None:
         self.finish_reason = reason
         self.error = error
-        self.draft = None
         self.noise = None
+        self._forget_draft()
 
     def reset_cache(self) -> None:
         """After a preemption: everything known has to be prefilled again, target and draft alike."""
         self.num_kv = 0
-        self.draft = None
         self.num_preemptions += 1
+        self._forget_draft()
+
+    def _forget_draft(self) -> None:
+        self.draft = None
+        self.backlog.clear()
 
     def record(self) -> RequestRecord:
         return RequestRecord(

@@ -46,15 +46,15 @@ class Scheduler:
     def add(self, request: Request) -> None:
         self.waiting.append(request)
 
-    def schedule(self) -> list[Scheduled]:
-        """The next cycle's parts. Pages for all their rows are held when it returns."""
+    def schedule(self, speculate: bool = True) -> list[Scheduled]:
+        """The next cycle's parts, without drafts unless `speculate`. Pages for all their rows are held on return."""
         budget = self._config.chunk_tokens
         parts: list[Scheduled] = []
         self._admit()
         for request in list(self.running):
             if request not in self.running:  # preempted for an earlier one
                 continue
-            part = self._part(request, budget)
+            part = self._part(request, budget, speculate)
             if part is None or not self._hold(request, part):
                 continue
             parts.append(part)
@@ -84,18 +84,19 @@ class Scheduler:
                 return
             self.running.append(self.waiting.popleft())
 
-    def _part(self, request: Request, budget: int) -> Scheduled | None:
+    def _part(self, request: Request, budget: int, speculate: bool) -> Scheduled | None:
         if request.num_pending > 1 or request.num_output == 0:
             # A chunk is taken whole or not at all, so that a prompt is cut the same way whatever is beside it.
             num_known = min(request.num_pending, self._config.chunk_tokens)
             samples = num_known == request.num_pending
             return Scheduled(request, num_known, 0, samples, is_prefill=True) if num_known <= budget else None
         # A decoding request is never held back by the budget: prompts wait, not answers.
-        return Scheduled(request, 1, self._num_drafts(request), samples=True, is_prefill=False)
+        num_drafts = self._num_drafts(request) if speculate else 0
+        return Scheduled(request, 1, num_drafts, samples=True, is_prefill=False)
 
     def _num_drafts(self, request: Request) -> int:
         """k, less where the answer or the context ends sooner. Fewer drafts change no token, only the speed."""
-        if request.draft is None:
+        if not request.can_draft:
             return 0
         room = self._context_tokens - len(request.tokens)
         return max(0, min(request.spec.steps, request.remaining - 1, room))
