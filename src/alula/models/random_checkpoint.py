@@ -53,13 +53,7 @@ class RandomCheckpoint:
 
     def make(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """One tensor where it is wanted: an 8B model takes seconds on a GPU, and nothing of it on the host."""
-        shape = self.shape(name)
-        seed = int.from_bytes(hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()) >> 1
-        if len(shape) > 1:
-            return seeded_normal(shape, seed, shape[-1] ** -0.5, dtype, device)
-        if name.endswith("bias"):
-            return seeded_normal(shape, seed, _BIAS_SPREAD, dtype, device)
-        return seeded_normal(shape, seed, _NORM_SPREAD, dtype, device) + 1.0
+        return random_tensor(name, self.shape(name), self._seed, dtype, device)
 
 
 class NoTokenizer(Tokenizer):
@@ -105,6 +99,16 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     if not shape.tied_embeddings:
         shapes["lm_head.weight"] = (shape.vocab_size, size)
     return shapes
+
+
+def random_tensor(name: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A matrix that keeps the size of its inputs, a small bias, or a norm's weight near one."""
+    own_seed = int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1
+    if len(shape) > 1:
+        return seeded_normal(shape, own_seed, shape[-1] ** -0.5, dtype, device)
+    if name.endswith("bias"):
+        return seeded_normal(shape, own_seed, _BIAS_SPREAD, dtype, device)
+    return seeded_normal(shape, own_seed, _NORM_SPREAD, dtype, device) + 1.0
 
 
 def seeded_normal(
