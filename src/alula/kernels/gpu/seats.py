@@ -8,7 +8,6 @@ S seats, K drafts a seat can hold, P pages of a seat, B requests, W rows a reque
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from alula.kernels.gpu.launch import launches_early
 from alula.kernels.reference.seats import MAX_STEPS, Forced, Seats
 
 _LINES = 64  # requests that one program takes at a time
@@ -72,13 +72,10 @@ def store_first_drafts(seats: Seats, seats_B: Tensor, drafts_B: Tensor, column: 
     )
 
 
-@functools.cache
 def early_launch(device: torch.device) -> dict[str, Any]:
-    """Keyword arguments of a launch: on GPUs that can (compute capability 9.0), a kernel starts while the one before it
-    ends, and waits by itself for what that one wrote."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
-        return {"PDL": True, "launch_pdl": True}
-    return {"PDL": False}
+    """Keyword arguments of a launch: where the device can, a kernel starts while the one before it ends, and waits by
+    itself for what that one wrote."""
+    return {"PDL": True, "launch_pdl": True} if launches_early(device) else {"PDL": False}
 
 
 def _prepare(
