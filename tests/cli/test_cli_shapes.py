@@ -11,12 +11,11 @@ import pytest
 
 import tiny_models
 from alula.cli.main import main
-from alula.cli.options import EngineOptions
 from alula.core.records import CycleRecord, RequestRecord, RunRecord, read_records
 from fake_llm import FakeLLM
 
 Alula = Callable[..., Any]
-ALWAYS = ("--speculate", "always") if hasattr(EngineOptions, "speculate") else ()
+ALWAYS = ("--speculate", "always")  # what "auto" does depends on times
 SMALL = ("--dtype", "float32", "--device", "cpu", "--threads", "1", "--kv-memory", "8M")
 
 

@@ -22,12 +22,10 @@ SAMPLED = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.9, seed=3
 SMALL = {"dtype": "float32", "device": "cpu", "context_tokens": 96, "page_tokens": 4, "max_batch": 4, "threads": 1}
 PROMPTS = [tiny_models.random_ids(n, seed) for seed, n in enumerate((9, 14, 5))]
 FORCED = 2.4
-# Where "auto" exists, these tests must not depend on times.
-ALWAYS = {"speculate": "always"} if "speculate" in SpeculationConfig.__struct_fields__ else {}
 
 
 def config(**speculation: Any) -> EngineConfig:
-    return EngineConfig(speculation=SpeculationConfig(**{**ALWAYS, **speculation}), **SMALL)
+    return EngineConfig(speculation=SpeculationConfig(speculate="always", **speculation), **SMALL)
 
 
 @pytest.fixture(scope="module")
