@@ -151,3 +151,14 @@ def test_a_model_takes_all_of_it() -> None:
         reader, parse_shape(checkpoint.config), 64, single_group(), choose_kernels(CPU, torch.float32)
     )
     assert model.shape.num_layers == 4
+
+
+@pytest.mark.gpu
+def test_tensors_are_made_on_a_gpu() -> None:
+    checkpoint, device = RandomCheckpoint(resolve_shape("llama-3.1-8b")), torch.device("cuda")
+    name = "model.layers.31.mlp.down_proj.weight"
+    made, again = (checkpoint.make(name, torch.bfloat16, device) for _ in range(2))
+    assert made.device.type == "cuda" and made.dtype == torch.bfloat16 and torch.equal(made, again)
+    assert made.float().std().item() == pytest.approx(14336**-0.5, rel=0.01)
+    head = RandomSource({"fc.weight": (64, 192)}, {}, seed=0).make("fc.weight", torch.bfloat16, device)
+    assert head.device.type == "cuda" and head.float().std().item() == pytest.approx(0.02, rel=0.1)
