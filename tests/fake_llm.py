@@ -25,6 +25,7 @@ from alula.core.sampling import SamplingParams
 PLAIN_STEP_MS, CYCLE_MS, PREFILL_MS = 10.0, 20.0, 50.0
 ANSWER = "The sky is blue since air scatters blue light more than red, é and 🙂 too."
 TOO_LONG, DIES, CTRL_C, LOOPS, DIFFERS, SLOW = "TOO LONG", "DIES", "CTRL C", "LOOPS", "DIFFERS", "SLOW"
+GIVES_UP = "GIVES UP"  # drafts in four cycles, then no more
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +106,7 @@ class FakeLLM:
             draft_placement="replicated",
             steps=self.config.speculation.steps,
             exact=self.config.exact,
+            speculate=self.config.speculation.speculate,
             facts={"linear": "reference"},
         )
 
@@ -130,14 +132,17 @@ class FakeLLM:
             if SLOW in words:
                 time.sleep(0.05)
             first = position == 0
-            emitted = text[position : position + (1 if first or not drafts else min(2, drafts) + 1)]
+            drafted = 0 if first or (GIVES_UP in words and index > 4) else drafts
+            emitted = text[position : position + min(2, drafted) + 1]
             record = cycle(
                 index,
                 prefill=7 if first else 0,
-                drafted=0 if first else drafts,
-                accepted=0 if first else min(2, drafts),
+                drafted=drafted,
+                accepted=min(2, drafted),
                 emitted=len(emitted),
             )
+            said = "drafted" if drafted else "plain: unprofitable (1.00 tokens per cycle, break-even 1.25)"
+            record = msgspec.structs.replace(record, speculation=said if drafts and not first else None)
             self._cycles.append(record)
             position, index = position + len(emitted), index + 1
             reason = None if position < len(text) else ("stop" if len(text) < sampling.max_tokens else "length")

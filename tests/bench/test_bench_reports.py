@@ -14,11 +14,11 @@ from alula.bench.compare import Measurement, Workload, measure
 from alula.bench.document import document
 from alula.bench.page import page
 from alula.bench.prompts import Prompt
-from alula.bench.report import sentences, table
+from alula.bench.report import rows, sentences, table
 from alula.bench.results import Figures, summarise
 from alula.core.records import PHASES
 from alula.core.sampling import SamplingParams
-from fake_llm import LOOPS, FakeLLM
+from fake_llm import GIVES_UP, LOOPS, FakeLLM
 
 SCHEMA_KEYS = [
     "schema",
@@ -72,6 +72,41 @@ def test_document_follows_schema_1() -> None:
     assert (result["seed"], result["max_tokens"]) == (7, 128)
     assert [entry["looping"] for entry in result["per_prompt"]] == [False, True]
     assert result["provenance"]["versions"]["msgspec"]
+
+
+def test_plain_cycles_of_the_drafting_side_are_told() -> None:
+    result = _document(GIVES_UP)
+    assert result["speculation"] == {
+        "mode": "auto",
+        "drafted_cycles": 4,
+        "plain_cycles": 60,
+        "plain_share": 60 / 64,
+        "plain_because": {"unprofitable": 60},
+    }
+    assert (result["eagle3"]["cycles"], result["eagle3"]["cycle_ms"]) == (4, 20.0)
+    assert result["eagle3"]["tokens_per_cycle"] == 3.0 and result["break_even_tokens_per_cycle"] == 2.0
+    assert result["speedup"] == pytest.approx((72 / 680) / (72 / 720))
+    assert _document("a")["speculation"]["plain_cycles"] == 0 and _document("a", draft=None)["speculation"] is None
+    _, _, measurement, figures = _bench(GIVES_UP)
+    said = " ".join(sentences(figures, measurement))
+    assert "A drafted cycle brings 3.00 tokens and costs 2.00 plain steps." in said
+    assert "On the EAGLE-3 side, 60 of 64 cycles (93.8%) were plain: unprofitable 60." in said
+    assert ("ms a cycle", "10.00", "20.00", "93.8% of cycles plain, not in these") in rows(figures)
+
+
+def test_a_side_that_never_drafted_has_no_cycle_to_show() -> None:
+    llm, workload, measurement, _ = _bench(GIVES_UP)
+    (run,) = measurement.runs
+    assert run.eagle3 is not None
+    kept = tuple(record for record in run.eagle3.cycles if not record.drafted)
+    measurement.runs = [msgspec.structs.replace(run, eagle3=msgspec.structs.replace(run.eagle3, cycles=kept))]
+    figures = summarise(measurement.runs, 3)
+    assert (
+        sentences(figures, measurement)[0] == "No cycle of the EAGLE-3 side drafted; its tokens/s are 1.00x plain."
+    )
+    described = llm.describe()
+    text = page(described, figures, measurement, document(described, workload, measurement, figures))
+    assert text.count("<svg") == 1 and "100.0% of cycles plain" in text
 
 
 def test_without_a_draft_absent_values_are_null() -> None:

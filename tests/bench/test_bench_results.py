@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from alula.bench.results import (
     Answer,
     PromptRun,
+    Speculation,
     decode_cycles,
     is_looping,
     mismatched_tokens,
@@ -21,6 +22,13 @@ from alula.core.records import PHASES, CycleRecord, RequestCycle
 from fake_llm import CYCLE_MS, PLAIN_STEP_MS, PREFILL_MS, cycle
 
 STEPS = 4
+UNPROFITABLE = [
+    "plain: unprofitable (1.00 tokens per cycle, break-even 1.25)",
+    "plain: unprofitable (1.02 tokens per cycle, break-even 1.25)",
+    "plain: measuring a plain step",
+    "plain: nothing to draft",
+    None,
+]
 
 
 def _answer(tokens: tuple[int, ...], *cycles: CycleRecord) -> Answer:
@@ -56,6 +64,31 @@ def test_truncation_lowers_tokens_per_s_but_not_tokens_per_cycle() -> None:
     side = summarise_side([_answer((1,), cycle(0, drafted=4, accepted=4, emitted=2))], STEPS)
     assert (side.tokens_per_cycle, side.emitted_tokens, side.num_truncated_cycles) == (5.0, 2, 1)
     assert side.tokens_per_s == pytest.approx(2000 / CYCLE_MS)
+
+
+def test_plain_cycles_of_the_drafting_side_count_in_its_speed_alone() -> None:
+    """What a drafted cycle costs and brings is not mixed with cycles that were decoded plainly."""
+    drafted = [cycle(0, drafted=4, accepted=2, emitted=3), cycle(1, drafted=4, accepted=0, emitted=1)]
+    late = msgspec.structs.replace(cycle(2, drafted=4, accepted=1, emitted=2), wall_ms=90.0, num_caught_up=30)
+    plain = [msgspec.structs.replace(cycle(3), speculation=said) for said in UNPROFITABLE]
+    alone = summarise_side([_answer((1,), *drafted)], STEPS)
+    mixed = summarise_side([_answer((1,), *drafted, *plain)], STEPS)
+    assert (mixed.cycle_ms, mixed.tokens_per_cycle, mixed.phases_ms) == (CYCLE_MS, 2.0, alone.phases_ms)
+    assert mixed.acceptance_per_position == alone.acceptance_per_position
+    assert mixed.emitted_tokens == 4 + len(plain)
+    assert mixed.tokens_per_s == pytest.approx(
+        1000 * (4 + len(plain)) / (2 * CYCLE_MS + len(plain) * PLAIN_STEP_MS)
+    )
+    assert mixed.speculation == Speculation(
+        drafted_cycles=2,
+        plain_cycles=5,
+        plain_share=pytest.approx(5 / 7),
+        plain_because={"unprofitable": 2, "measuring a plain step": 1, "nothing to draft": 1, "not said": 1},
+    )
+    with_late = summarise_side([_answer((1,), *drafted, late)], STEPS)
+    assert with_late.cycle_ms == CYCLE_MS and with_late.num_cycles == 3
+    assert with_late.tokens_per_cycle == 2.0 and with_late.tokens_per_s == pytest.approx(6000 / (2 * CYCLE_MS + 90))
+    assert summarise_side([_answer((1,), *plain)], 0).speculation is None
 
 
 def test_prefill_and_resume_are_no_decode_cycles() -> None:
@@ -161,20 +194,27 @@ def test_invariants(eagle3_cycles: list[CycleRecord], plain_cycles: list[CycleRe
     run = PromptRun(prompt_id="p", plain=_answer((1,), *plain_cycles), eagle3=_answer((1,), *eagle3_cycles))
     figures = summarise([run], STEPS)
     side, plain = figures.eagle3, figures.plain
-    assert side is not None and side.phases_ms is not None and plain.phases_ms is not None
+    assert side is not None and side.speculation is not None
+    assert side.num_cycles == side.speculation.drafted_cycles
+    assert side.num_cycles + side.speculation.plain_cycles == len(eagle3_cycles)
+    assert side.emitted_tokens <= side.accepted + len(eagle3_cycles)
+    assert prompt_speedup(run) == pytest.approx(figures.speedup)
+    if not side.num_cycles:
+        assert side.cycle_ms is None and figures.break_even_tokens_per_cycle is None
+        return
     for one in (side, plain):
         assert one.phases_ms is not None and list(one.phases_ms) == list(PHASES)
         assert sum(one.phases_ms.values()) == pytest.approx(one.cycle_ms)
     assert plain.tokens_per_cycle == 1.0
     assert plain.tokens_per_s == pytest.approx(1000 / plain.cycle_ms)
     assert side.tokens_per_cycle is not None and 1.0 <= side.tokens_per_cycle <= STEPS + 1
-    assert side.emitted_tokens <= side.accepted + side.num_cycles
+    if side.speculation.plain_cycles:
+        return
     # Truncation only ever loses tokens, so the identity of speed-up and break-even is an upper bound.
     bound = side.tokens_per_cycle / figures.break_even_tokens_per_cycle
     assert figures.speedup <= bound * (1 + 1e-9)
     if not side.num_truncated_cycles:
         assert figures.speedup == pytest.approx(bound)
-    assert prompt_speedup(run) == pytest.approx(figures.speedup)
 
 
 @given(st.lists(_cycles(STEPS), min_size=1, max_size=20))

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from alula import __version__
-from fake_llm import ANSWER, DIES, DIFFERS, SLOW, TOO_LONG, FakeLLM
+from fake_llm import ANSWER, DIES, DIFFERS, GIVES_UP, SLOW, TOO_LONG, FakeLLM
 
 Alula = Callable[..., Any]
 
@@ -47,6 +47,23 @@ def test_run_json(alula: Alula) -> None:
     assert outcome.json["answers"][0]["tokens_per_cycle"] == 1.0
     assert outcome.json["draft"] is None and outcome.json["error"] is None
     assert ANSWER[:9] in outcome.err
+
+
+def test_run_says_what_was_decoded_plainly(alula: Alula) -> None:
+    """73 tokens: one of the prompt's cycle, four cycles of three, and sixty plain ones."""
+    outcome = alula("run", "m", "--prompt", GIVES_UP)
+    assert "73 tokens (stop), 105.9 tokens/s, 1.12 tokens per cycle" in outcome.err
+    assert "; 60 of 64 cycles (93.8%) were plain: unprofitable 60" in outcome.err
+    told = alula("run", "m", "--prompt", GIVES_UP, "--json", "-", "--speculate", "auto").json
+    assert told["speculate"] == "auto"
+    assert told["answers"][0]["speculation"] == {
+        "drafted_cycles": 4,
+        "plain_cycles": 60,
+        "plain_share": 60 / 64,
+        "plain_because": {"unprofitable": 60},
+    }
+    plain = alula("run", "m", "--prompt", "hi", "--draft", "none", "--json", "-").json
+    assert plain["answers"][0]["speculation"] is None
 
 
 def test_run_reads_stdin(alula: Alula, monkeypatch: pytest.MonkeyPatch) -> None:

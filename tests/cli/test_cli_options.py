@@ -20,10 +20,19 @@ def test_defaults_are_the_config_s_own() -> None:
 
 def test_options_reach_the_config() -> None:
     options = EngineOptions(
-        steps=8, draft_head="random", tp=3, draft_tp="sharded", exact=True, kv_memory="1.5G", device="cpu", seed=5
+        steps=8,
+        speculate="always",
+        draft_head="random",
+        tp=3,
+        draft_tp="sharded",
+        exact=True,
+        kv_memory="1.5G",
+        device="cpu",
+        seed=5,
     )
     config = options.config()
     assert (config.speculation.steps, config.speculation.head) == (8, "random")
+    assert config.speculation.speculate == "always" and EngineOptions().config().speculation.speculate == "auto"
     assert (config.parallel.tp, config.parallel.draft) == (3, "sharded")
     assert (config.exact, config.kv_memory_bytes, config.device, config.seed) == (True, 3 * 2**29, "cpu", 5)
 
@@ -38,6 +47,7 @@ def test_options_reach_the_config() -> None:
         ["--dtype", "int4"],
         ["--device", "tpu"],
         ["--draft-head", "lucky"],
+        ["--speculate", "sometimes"],
         ["--draft-tp", "half"],
         ["--context", "0"],
         ["--kv-memory", "lots"],

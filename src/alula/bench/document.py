@@ -42,6 +42,7 @@ def document(run: RunRecord, workload: Workload, measurement: Measurement, figur
         "ceiling_tokens_per_cycle": figures.ceiling_tokens_per_cycle,
         "mismatched_tokens": figures.mismatched_tokens,
         "verify_over_plain_step": figures.verify_over_plain_step,
+        "speculation": _speculation(run, figures),
         "forced_tokens_per_cycle": figures.forced_tokens_per_cycle,
         "speedup_per_prompt": msgspec.to_builtins(figures.speedup_spread),
         "exact": run.exact,
@@ -58,6 +59,12 @@ def document(run: RunRecord, workload: Workload, measurement: Measurement, figur
         "provenance": provenance(),
         "per_prompt": [_per_prompt(entry) for entry in measurement.runs],
     }
+
+
+def _speculation(run: RunRecord, figures: Figures) -> dict[str, Any] | None:
+    if figures.eagle3 is None:
+        return None
+    return {"mode": run.speculate, **msgspec.to_builtins(figures.eagle3.speculation)}
 
 
 def provenance() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from alula.bench.compare import Measurement
-from alula.bench.results import Figures, SideFigures
+from alula.bench.results import Figures, SideFigures, Speculation
 from alula.core.records import PHASES, RunRecord
 
 ABSENT = "-"
@@ -51,7 +51,7 @@ def rows(figures: Figures) -> list[tuple[str, str, str, str]]:
             f"break-even {number(figures.break_even_tokens_per_cycle)}, "
             f"ceiling {figures.ceiling_tokens_per_cycle or ABSENT}",
         ),
-        ("ms a cycle", number(plain.cycle_ms), _of(eagle3, "cycle_ms"), ""),
+        ("ms a cycle", number(plain.cycle_ms), _of(eagle3, "cycle_ms"), _plain_share(eagle3)),
     ]
     for phase in PHASES:
         note = f"{ratio(figures.verify_over_plain_step)} plain" if phase == "verify" else ""
@@ -82,6 +82,8 @@ def sentences(figures: Figures, measurement: Measurement) -> list[str]:
     if figures.eagle3:
         accepted = ", ".join(number(share) for share in figures.eagle3.acceptance_per_position)
         said.append(f"Accepted by position: {accepted}.")
+        if figures.eagle3.speculation and figures.eagle3.speculation.plain_cycles:
+            said.append(f"On the EAGLE-3 side, {plain_cycles(figures.eagle3.speculation)}.")
         why = (
             " (near ties in blocks of another width: docs/exactness.md, --exact)"
             if figures.mismatched_tokens
@@ -103,14 +105,23 @@ def sentences(figures: Figures, measurement: Measurement) -> list[str]:
     return said
 
 
+def plain_cycles(speculation: Speculation) -> str:
+    """How many cycles were decoded plainly, and why, as a clause."""
+    whole = speculation.drafted_cycles + speculation.plain_cycles
+    why = ", ".join(f"{reason} {count}" for reason, count in speculation.plain_because.items())
+    return f"{speculation.plain_cycles} of {whole} cycles ({speculation.plain_share or 0:.1%}) were plain: {why}"
+
+
 def _verdict(figures: Figures) -> str:
     if figures.eagle3 is None:
         return "Plain decoding only: there is no draft head (--draft HEAD)."
     if figures.speedup is None:
         return "No speed-up to report: no prompt left both sides with decode cycles."
+    if not figures.eagle3.num_cycles:
+        return f"No cycle of the EAGLE-3 side drafted; its tokens/s are {ratio(figures.speedup)} plain."
     word = "faster" if figures.speedup >= 1 else "slower"
     return (
-        f"EAGLE-3 is {word}: {ratio(figures.speedup)}. A cycle brings "
+        f"EAGLE-3 is {word}: {ratio(figures.speedup)}. A drafted cycle brings "
         f"{number(figures.eagle3.tokens_per_cycle)} tokens and costs "
         f"{number(figures.break_even_tokens_per_cycle)} plain steps."
     )
@@ -118,6 +129,13 @@ def _verdict(figures: Figures) -> str:
 
 def _of(side: SideFigures | None, name: str, digits: int = 2) -> str:
     return ABSENT if side is None else number(getattr(side, name), digits)
+
+
+def _plain_share(side: SideFigures | None) -> str:
+    """A note for the table, where cycles of the side did not draft: then its rows are those that did."""
+    if side is None or side.speculation is None or not side.speculation.plain_cycles:
+        return ""
+    return f"{side.speculation.plain_share or 0:.1%} of cycles plain, not in these"
 
 
 def _phase(side: SideFigures | None, phase: str) -> str:

@@ -6,11 +6,12 @@ Sees token ids and records only; does not run an engine, read a clock, or print.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from alula.core.records import PHASES, CycleRecord
+from alula.core.records import PHASES, PLAIN, CycleRecord
 
 LOOP_WINDOW_TOKENS = 64
 LOOP_MAX_PERIOD = 16
@@ -53,8 +54,21 @@ class PromptRun(msgspec.Struct, frozen=True, kw_only=True):
         return mismatched_tokens(self.plain.token_ids, self.eagle3.token_ids)
 
 
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """How many decode cycles drafted, how many did not, and why not: a count for each reason."""
+
+    drafted_cycles: int
+    plain_cycles: int
+    plain_share: float | None
+    plain_because: dict[str, int]
+
+
 class SideFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one side over its decode cycles. Every mean is None where there was no such cycle."""
+    """Figures of one side over its decode cycles; of a side that drafts, over those that did. Every mean is None where
+    there was no such cycle.
+
+    Tokens, and tokens per second, are over all decode cycles. speculation: None where the side is not to draft.
+    """
 
     num_answers: int
     num_cycles: int
@@ -70,6 +84,7 @@ class SideFigures(msgspec.Struct, frozen=True, kw_only=True):
     conditional_acceptance_per_position: tuple[float | None, ...]
     phases_ms: dict[str, float] | None
     prefill_ms: float | None  # mean time of an answer before its first decode cycle
+    speculation: Speculation | None = None
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,10 +151,14 @@ def decode_cycles(cycles: Iterable[CycleRecord]) -> list[CycleRecord]:
 
 def summarise_side(answers: Sequence[Answer], steps: int) -> SideFigures:
     """Figures of one side; `steps` is how many draft positions to report (0 for plain decoding)."""
-    cycles = [cycle for answer in answers for cycle in decode_cycles(answer.cycles)]
+    every = [cycle for answer in answers for cycle in decode_cycles(answer.cycles)]
+    cycles = [cycle for cycle in every if cycle.drafted] if steps else every
     rows = [request for cycle in cycles for request in cycle.requests]
-    wall_ms = sum(cycle.wall_ms for cycle in cycles)
-    emitted, accepted = sum(row.emitted for row in rows), sum(row.accepted for row in rows)
+    # What a cycle costs is not what it costs after plain ones, when the draft has their features to read first.
+    steady = [cycle for cycle in cycles if not cycle.num_caught_up] or cycles
+    wall_ms = sum(cycle.wall_ms for cycle in every)
+    emitted = sum(row.emitted for cycle in every for row in cycle.requests)
+    accepted = sum(row.accepted for row in rows)
     unconditional, conditional = _acceptance([(row.drafted, row.accepted) for row in rows], steps)
     prefill_ms = sum(cycle.wall_ms for answer in answers for cycle in answer.cycles) - wall_ms
     return SideFigures(
@@ -150,14 +169,33 @@ def summarise_side(answers: Sequence[Answer], steps: int) -> SideFigures:
         accepted=accepted,
         emitted_tokens=emitted,
         tokens_per_s=_over(1000.0 * emitted, wall_ms),
-        cycle_ms=_over(wall_ms, len(cycles)),
-        cycle_ms_median=statistics.median(cycle.wall_ms for cycle in cycles) if cycles else None,
+        cycle_ms=statistics.fmean(cycle.wall_ms for cycle in steady) if steady else None,
+        cycle_ms_median=statistics.median(cycle.wall_ms for cycle in steady) if steady else None,
         tokens_per_cycle=_over(accepted + len(rows), len(rows)),
         acceptance_per_position=unconditional,
         conditional_acceptance_per_position=conditional,
-        phases_ms=_mean_phases(cycles) if cycles else None,
+        phases_ms=_mean_phases(steady) if steady else None,
         prefill_ms=_over(prefill_ms, len(answers)),
+        speculation=count_speculation(every) if steps else None,
     )
+
+
+def count_speculation(cycles: Iterable[CycleRecord]) -> Speculation:
+    """Counts decode cycles by what was decided for them."""
+    decoding = decode_cycles(cycles)
+    plain = Counter(_why_plain(cycle) for cycle in decoding if not cycle.drafted)
+    return Speculation(
+        drafted_cycles=len(decoding) - plain.total(),
+        plain_cycles=plain.total(),
+        plain_share=_over(plain.total(), len(decoding)),
+        plain_because=dict(plain.most_common()),
+    )
+
+
+def _why_plain(cycle: CycleRecord) -> str:
+    """The reason that the record gives, without its figures."""
+    reason = (cycle.speculation or "").removeprefix(PLAIN).removeprefix(": ").partition(" (")[0]
+    return reason or "not said"
 
 
 def summarise(runs: Sequence[PromptRun], steps: int, forced_tokens_per_cycle: float | None = None) -> Figures:

@@ -22,6 +22,7 @@ from alula.core.records import CycleRecord
 from alula.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from alula.bench.results import Speculation
     from alula.engine.llm import LLM
 
 _PROMPT_MARK = "> "
@@ -180,8 +181,24 @@ def closing_line(answer: Answer) -> str:
         return f"{tokens} ({answer.finish_reason})"
     return (
         f"{tokens} ({answer.finish_reason}), {figures['tokens_per_s']:.1f} tokens/s, "
-        f"{figures['tokens_per_cycle']:.2f} tokens per cycle, {figures['cycle_ms']:.1f} ms a cycle"
+        f"{figures['tokens_per_cycle']:.2f} tokens per cycle, {figures['cycle_ms']:.1f} ms a cycle{_plainly(answer)}"
     )
+
+
+def _plainly(answer: Answer) -> str:
+    """A clause about cycles that could have drafted and did not."""
+    from alula.bench.report import plain_cycles
+
+    speculation = _speculation(answer)
+    return "" if speculation is None or not speculation.plain_cycles else f"; {plain_cycles(speculation)}"
+
+
+def _speculation(answer: Answer) -> Speculation | None:
+    """None where no cycle could draft."""
+    from alula.bench.results import count_speculation
+
+    could = any(cycle.speculation is not None for cycle in answer.cycles)
+    return count_speculation(answer.cycles) if could else None
 
 
 def _figures(answer: Answer) -> dict[str, float | None]:
@@ -214,10 +231,13 @@ def _document(session: Session) -> dict[str, Any]:
 
 
 def _as_document(answer: Answer) -> dict[str, Any]:
+    from msgspec import to_builtins
+
     return {
         "prompt": answer.prompt,
         "text": answer.text,
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
         **_figures(answer),
+        "speculation": to_builtins(_speculation(answer)),
     }
