@@ -9,6 +9,7 @@ from alula.core.errors import InvalidOption
 MAX_STEPS = 8
 SPECULATE = ("auto", "always", "never")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+GRAPH_PHASES = ("draft", "verify", "extend")
 PLACEMENTS = ("auto", "sharded", "replicated")
 
 
@@ -67,6 +68,27 @@ def check_forced(tokens_per_cycle: float, steps: int) -> None:
         )
 
 
+class GraphConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """CUDA graphs. batches: the sizes that graphs are captured for; a batch is padded to the next of them, and one
+    beyond the largest runs eagerly. widths: rows a request that are captured at start besides 1 and k+1; others are at
+    their first use. eager: phases that are to run without a graph, for experiments.
+    """
+
+    enabled: bool = True
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    widths: tuple[int, ...] = ()
+    eager: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.batches or sorted(set(self.batches)) != list(self.batches) or self.batches[0] < 1:
+            raise InvalidOption(f"--graph-batches is {self.batches}; expected rising sizes from 1, such as 1,2,4,8")
+        if any(not 1 <= width <= MAX_STEPS + 1 for width in self.widths):
+            raise InvalidOption(f"--graph-widths is {self.widths}; expected widths from 1 to {MAX_STEPS + 1}")
+        for phase in self.eager:
+            if phase not in GRAPH_PHASES:
+                raise InvalidOption(f"--eager is {phase!r}; expected one of {', '.join(GRAPH_PHASES)}")
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine. `dtype` and `device` may be "auto" until `resolve` in engine/setup.py returns a new config.
 
@@ -86,6 +108,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: int = 0
     parallel: ParallelConfig = ParallelConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    graphs: GraphConfig = GraphConfig()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -17,10 +17,11 @@ from alula.core.environment import inherited
 from alula.core.records import DispatchRecord
 from alula.core.shape import parse_shape
 from alula.engine.device import resolve_device
+from alula.engine.device_engine import DeviceEngine
 from alula.engine.engine import Engine, StepOutput
 from alula.engine.ranks import RankPool
 from alula.engine.request import RequestSpec
-from alula.engine.setup import EngineSpec, Progress, load_parts
+from alula.engine.setup import EngineSpec, Parts, Progress, load_parts
 from alula.engine.step_costs import StepCost
 from alula.layers.attention import check_heads
 from alula.models.checkpoint import open_checkpoint
@@ -76,9 +77,14 @@ class Worker:
         return describe(self._engine)
 
 
+def build_engine(parts: Parts, progress: Progress | None = None) -> Engine:
+    """The engine whose cycles stay on the device where there are kernels for it, else the one that the host leads."""
+    return Engine(parts) if parts.block is None else DeviceEngine(parts, progress)
+
+
 def build_rank_worker(spec: EngineSpec, group: Group) -> Worker:
     """Entry point of a rank process."""
-    return Worker(Engine(load_parts(spec, group)))
+    return Worker(build_engine(load_parts(spec, group)))
 
 
 def describe(engine: Engine) -> Description:
@@ -110,7 +116,7 @@ class LocalBackend:
     """One rank, in this process."""
 
     def __init__(self, spec: EngineSpec, progress: Progress | None) -> None:
-        self._worker = Worker(Engine(load_parts(spec, single_group(), progress)))
+        self._worker = Worker(build_engine(load_parts(spec, single_group(), progress), progress))
 
     def step(self, command: StepCommand) -> StepOutput:
         output: StepOutput = self._worker.handle(command)

@@ -5,6 +5,8 @@ Knows nothing of processes: the group it was built with may have any size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from alula.core.errors import InvalidOption, PromptTooLong
@@ -78,7 +80,7 @@ class Engine:
         self._cycle.verify(state)
         self._cycle.accept(state)
         self._cycle.commit(state)
-        return self._output(state, self._cycle.count(state))
+        return self._told(state.updates, self._cycle.count(state))
 
     def dispatch_records(self) -> tuple[DispatchRecord, ...]:
         return self.parts.group.dispatch_records()
@@ -88,11 +90,11 @@ class Engine:
         state.parts = self._scheduler.schedule(state.speculate)
         state.updates, self._aborted = self._aborted, []
 
-    def _output(self, state: CycleState, record: CycleRecord) -> StepOutput:
-        told = {update.request_id for update in state.updates if update.finish_reason}
+    def _told(self, emitted: Sequence[Update], record: CycleRecord) -> StepOutput:
+        told = {update.request_id for update in emitted if update.finish_reason}
         # A request that failed (no pages, NaN) was never emitted: tell its caller.
         failed = [r for r in self._requests.values() if r.finished and r.spec.request_id not in told]
-        updates = (*state.updates, *(_final(request) for request in failed))
+        updates = (*emitted, *(_final(request) for request in failed))
         for update in updates:
             if update.finish_reason:
                 self._requests.pop(update.request_id, None)

@@ -46,11 +46,19 @@ class Exactness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_exactness(
-    wanted: bool, device: torch.device, dtype: torch.dtype, target: LlamaModel, geometry: Geometry
+    wanted: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+    target: LlamaModel,
+    geometry: Geometry,
+    block_refusal: str | None = None,
 ) -> Exactness:
-    """Probes the target, over a cache of its own, where exactness is wanted (always in fp32 on a CPU)."""
+    """Probes the target, over a cache of its own, where exactness is wanted (always in fp32 on a CPU).
+
+    On a GPU the kernels of the device-resident cycle keep rows apart by construction; without them (`block_refusal`
+    says why) torch's own do not."""
     if device.type != "cpu":
-        return Exactness(off="cuda_kernels_not_row_independent")
+        return Exactness(off=None if block_refusal is None else f"torch_kernels_not_row_independent: {block_refusal}")
     if not wanted and dtype != torch.float32:
         return Exactness(off=f"{str(dtype).removeprefix('torch.')}_on_cpu_without_exact")
     scratch = scratch_geometry(geometry, KV_MULTIPLE)

@@ -85,7 +85,7 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
 
     def _part(self, request: Request, budget: int, speculate: bool) -> Scheduled | None:
-        if request.num_pending > 1 or request.num_output == 0:
+        if self._reads_prompt(request):
             # A chunk is taken whole or not at all, so that a prompt is cut the same way whatever is beside it.
             num_known = min(request.num_pending, self._config.chunk_tokens)
             samples = num_known == request.num_pending
@@ -93,6 +93,14 @@ class Scheduler:
         # A decoding request is never held back by the budget: prompts wait, not answers.
         num_drafts = self._num_drafts(request) if speculate else 0
         return Scheduled(request, 1, num_drafts, samples=True, is_prefill=False)
+
+    def _reads_prompt(self, request: Request) -> bool:
+        """Whether known tokens are still to be read before the next one can be drawn."""
+        return request.num_pending > 1 or request.num_output == 0
+
+    def _end(self, request: Request, part: Scheduled) -> int:
+        """Positions that must be backed by pages for the part to run."""
+        return request.num_kv + part.num_known + part.num_drafts
 
     def _num_drafts(self, request: Request) -> int:
         """k, less where the answer or the context ends sooner. Fewer drafts change no token, only the speed."""
@@ -104,7 +112,7 @@ class Scheduler:
     def _hold(self, request: Request, part: Scheduled) -> bool:
         """Gets pages for the part's rows, preempting later requests if need be. False: the request cannot run now."""
         table = request.table
-        end = request.num_kv + part.num_known + part.num_drafts
+        end = self._end(request, part)
         missing = -(-end // table.page_tokens) - len(table.pages)
         if missing <= 0:
             return True

@@ -22,7 +22,9 @@ from alula.engine.device import device_name, free_memory_bytes, resolve_device
 from alula.engine.exactness import Exactness, plan_exactness
 from alula.engine.probe import row_logits, scratch_geometry, scratch_table
 from alula.engine.threads import ThreadChoice, choose_threads
+from alula.kernels.gpu.launch import refusal as gpu_refusal
 from alula.layers.attention import check_heads
+from alula.layers.block_kernels import BlockKernels, triton_block_kernels
 from alula.layers.geometry import Geometry
 from alula.layers.kernels import choose_kernels
 from alula.layers.kv_cache import KVCache
@@ -65,6 +67,7 @@ class Parts:
     num_pages: int
     context_tokens: int
     facts: dict[str, Any]
+    block: BlockKernels | None = None
 
 
 def load_parts(spec: EngineSpec, group: Group, progress: Progress | None = None) -> Parts:
@@ -90,8 +93,9 @@ def load_parts(spec: EngineSpec, group: Group, progress: Progress | None = None)
     say("timing threads")
     threads = _choose_threads(config, target, caches.target)
     say("probing exactness")
-    exactness = plan_exactness(config.exact, device, dtype, target, caches.target)
-    loaded = _Loaded(checkpoint, shape, target, draft, exactness, threads)
+    block, block_refusal = choose_block_kernels(device, group.size)
+    exactness = plan_exactness(config.exact, device, dtype, target, caches.target, block_refusal)
+    loaded = _Loaded(checkpoint, shape, target, draft, exactness, threads, block, block_refusal)
     return _assemble(spec, config, place, caches, loaded)
 
 
@@ -110,6 +114,14 @@ class _Loaded:
     draft: DraftModel | None
     exactness: Exactness
     threads: ThreadChoice
+    block: BlockKernels | None
+    block_refusal: str | None
+
+
+def choose_block_kernels(device: torch.device, num_ranks: int) -> tuple[BlockKernels | None, str | None]:
+    """The kernels of a cycle that stays on the device, or why this engine has none."""
+    refusal = "several_ranks_not_captured_yet" if num_ranks > 1 else gpu_refusal(device)
+    return (None, refusal) if refusal else (triton_block_kernels(), None)
 
 
 def _assemble(spec: EngineSpec, config: EngineConfig, place: HeadPlace, caches: _Caches, loaded: _Loaded) -> Parts:
@@ -120,6 +132,7 @@ def _assemble(spec: EngineSpec, config: EngineConfig, place: HeadPlace, caches: 
         "processor": device_name(place.device),
         "weights": loaded.checkpoint.description,
         **place.kernels.facts(),
+        "device_cycle": {"kernels": loaded.block.name if loaded.block else None, "refusal": loaded.block_refusal},
         "threads": msgspec.to_builtins(loaded.threads),
         "exactness": msgspec.to_builtins(exactness),
         "kv_tokens": (caches.num_pages - 1) * config.page_tokens,
@@ -142,6 +155,7 @@ def _assemble(spec: EngineSpec, config: EngineConfig, place: HeadPlace, caches: 
         num_pages=caches.num_pages,
         context_tokens=context,
         facts=facts,
+        block=loaded.block,
     )
 
 

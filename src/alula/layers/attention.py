@@ -12,6 +12,8 @@ from torch import Tensor
 from alula.comm.group import Group
 from alula.core.errors import InvalidOption
 from alula.kernels.reference.attention import AttentionGroup, paged_attention
+from alula.kernels.reference.fused import Deferred, Norm, Rope, Stream, rotate_and_write
+from alula.layers.block_input import BlockInput
 from alula.layers.forward_input import ForwardInput
 from alula.layers.kernels import Kernels
 from alula.layers.linear import ColumnParallelLinear, Part, RowParallelLinear
@@ -74,6 +76,18 @@ class Attention:
             return self._output(self._attend_alone(alone, qkv_RAD, rotary, forward), forward.phase)
         q_RND = self._rows.rotate_and_write(qkv_RAD, rotary, k_SKD, v_SKD, forward.write_slots)
         return self._output(paged_attention(q_RND, k_SKD, v_SKD, forward.groups, layer), forward.phase)
+
+    def block(self, x: Deferred, onto_RH: Tensor, rope: Rope, next_norm: Norm, forward: BlockInput) -> Stream:
+        """`onto` plus this block of x as a stream, ready for `next_norm`: the device-resident form of a call."""
+        k_SKD, v_SKD = forward.cache.k_layers[self._layer], forward.cache.v_layers[self._layer]
+        products = forward.products
+        if self._head_norms is None:
+            q_RND = products.qkv_linear(x, *self._qkv.parameters, rope, k_SKD, v_SKD, forward.slots_R)
+        else:
+            qkv_RAD = products.linear(x, *self._qkv.parameters).unflatten(-1, (-1, self._head_dim))
+            q_RND = rotate_and_write(self._normed(qkv_RAD), rope, k_SKD, v_SKD, forward.slots_R)
+        attended_RE = forward.kernels.attention(forward.rows.width)(q_RND, k_SKD, v_SKD, forward.rows)
+        return products.adding_linear(Deferred(attended_RE), *self._output.parameters, onto_RH, next_norm)
 
     def _attend_alone(
         self, group: AttentionGroup, qkv_RAD: Tensor, rotary: tuple[Tensor, Tensor], forward: ForwardInput

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from alula.comm.group import Group
-from alula.layers.kernels import Kernels, build_linear
+from alula.layers.kernels import Kernels, build_linear, constants
 from alula.layers.linear import shard
 from alula.layers.weights import WeightReader
 
@@ -49,6 +49,11 @@ class VocabParallelHead:
     ) -> VocabParallelHead:
         weight_VH = reader.take(f"{name}.weight", (vocab_size, hidden_size), (0, *shard(vocab_size, group)))
         return cls(weight_VH, vocab_size, group, kernels)
+
+    @property
+    def weight_VH(self) -> Tensor:
+        """The weight as it lies in memory."""
+        return constants(self._product)[0]
 
     def __call__(self, hidden_RH: Tensor, phase: str) -> Tensor:
         logits_RV = self._group.all_gather(self._product(hidden_RH), phase)

@@ -72,6 +72,12 @@ def choose_linear(device: torch.device, dtype: torch.dtype) -> LinearChoice:
     return LinearChoice(kernel="torch" if reason else "onednn-packed", refusal=reason)
 
 
+def constants(kernel: LinearKernel) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a product that keeps them as they were given; packed ones do not."""
+    assert isinstance(kernel, TorchLinear), f"the weights of {kernel.name} products are packed"
+    return kernel.weight_OI, kernel.bias_O
+
+
 def build_linear(weight_OI: Tensor, bias_O: Tensor | None, choice: LinearChoice) -> LinearKernel:
     if choice.kernel == "onednn-packed":
         return packed.Linear(weight_OI, bias_O)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from alula.comm.group import Group
-from alula.layers.kernels import Kernels, build_linear
+from alula.layers.kernels import Kernels, build_linear, constants
 from alula.layers.weights import WeightReader
 
 
@@ -55,6 +55,11 @@ class ColumnParallelLinear:
     def __call__(self, x_RI: Tensor) -> Tensor:
         return self._product(x_RI)
 
+    @property
+    def parameters(self) -> tuple[Tensor, Tensor | None]:
+        """Weight [O, I] and bias [O], as they lie in memory."""
+        return constants(self._product)
+
 
 class RowParallelLinear:
     """A product sharded by its inputs; the partial sums are added over the ranks."""
@@ -77,3 +82,8 @@ class RowParallelLinear:
     def __call__(self, x_RI: Tensor, phase: str) -> Tensor:
         y_RO = self._group.all_reduce(self._product(x_RI), phase)
         return y_RO if self._bias_O is None else y_RO + self._bias_O
+
+    @property
+    def parameters(self) -> tuple[Tensor, Tensor | None]:
+        """Weight [O, I] of this rank, and the bias [O] that is added once over all ranks."""
+        return constants(self._product)[0], self._bias_O

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from alula.kernels.reference.fused import Norm
 from alula.layers.kernels import Kernels
 from alula.layers.weights import WeightReader
 
@@ -13,6 +14,11 @@ class RMSNorm:
         self._weight_H = reader.take(f"{name}.weight", (size,))
         self._eps = eps
         self._rows = kernels.rows
+
+    @property
+    def norm(self) -> Norm:
+        """For products that take the norm along."""
+        return Norm(self._weight_H, self._eps)
 
     def __call__(self, x_RH: Tensor) -> Tensor:
         return self._rows.rms_norm(x_RH, self._weight_H, self._eps)

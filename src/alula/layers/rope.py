@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 
 from alula.core.shape import RopeScaling
+from alula.kernels.reference.fused import Rope
 from alula.kernels.reference.rope import inverse_frequencies, rope_tables
+
+
+# A cycle that was launched before its request's end was known runs past the context; its tokens are dropped.
+_POSITIONS_BEYOND = 32
 
 
 class RotaryPositions:
@@ -22,8 +27,12 @@ class RotaryPositions:
         device: torch.device,
     ) -> None:
         frequencies = inverse_frequencies(head_dim, theta, scaling)
-        cos_PD, sin_PD = rope_tables(num_positions, frequencies, dtype)
+        cos_PD, sin_PD = rope_tables(num_positions + _POSITIONS_BEYOND, frequencies, dtype)
         self._cos_PD, self._sin_PD = cos_PD.to(device), sin_PD.to(device)
+
+    def at(self, positions_R: Tensor) -> Rope:
+        """The tables with the rows' positions, for kernels that look up for themselves."""
+        return Rope(self._cos_PD, self._sin_PD, positions_R)
 
     def __call__(self, positions_R: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos_PD.index_select(0, positions_R), self._sin_PD.index_select(0, positions_R)

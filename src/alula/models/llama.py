@@ -13,12 +13,14 @@ from torch import Tensor
 from alula.comm.group import Group
 from alula.core.shape import ModelShape
 from alula.layers.attention import Attention, AttentionShape
+from alula.layers.block_input import BlockInput
 from alula.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from alula.layers.forward_input import ForwardInput
 from alula.layers.kernels import Kernels
 from alula.layers.mlp import GatedMLP
 from alula.layers.norm import RMSNorm
 from alula.layers.rope import RotaryPositions
+from alula.layers.stream import Deferred, Norm, Rope, Stream
 from alula.layers.weights import WeightReader
 
 # Written by some exporters; derived from the config, so not a parameter.
@@ -30,6 +32,14 @@ class TargetOutput:
     """hidden_RH: after the final norm. features_RF: the residual stream at the asked boundaries, side by side."""
 
     hidden_RH: Tensor
+    features_RF: Tensor | None
+
+
+@dataclass(frozen=True)
+class BlockOutput:
+    """stream: behind the last layer, ready for the final norm. features_RF: as of TargetOutput."""
+
+    stream: Stream
     features_RF: Tensor | None
 
 
@@ -66,6 +76,16 @@ class DecoderLayer:
         attended_RH = self._attention(normed_RH, rotary, forward)
         middle_RH, normed_RH = self._mlp_norm.after_adding(entered_RH, attended_RH)
         return entered_RH, middle_RH, self._mlp(normed_RH, forward.phase)
+
+
+    @property
+    def attention_norm(self) -> Norm:
+        return self._attention_norm.norm
+
+    def block(self, stream: Stream, rope: Rope, next_norm: Norm, forward: BlockInput) -> Stream:
+        """The device-resident form of a call: the stream comes ready for this layer's first norm."""
+        middle = self._attention.block(stream.normed, stream.x_RH, rope, self._mlp_norm.norm, forward)
+        return self._mlp.block(middle, next_norm, forward.products)
 
 
 class LlamaModel:
@@ -111,6 +131,23 @@ class LlamaModel:
         kept[len(self._layers)], hidden_RH = self._norm.after_adding(x_RH, delta_RH)
         features_RF = torch.cat([kept[b] for b in boundaries], dim=-1) if boundaries else None
         return TargetOutput(hidden_RH, features_RF)
+
+    def block(self, forward: BlockInput, boundaries: tuple[int, ...] = ()) -> BlockOutput:
+        """One forward without host or ranks: what a graph captures. Boundaries as in a call."""
+        norms = [layer.attention_norm for layer in self._layers] + [self._norm.norm]
+        stream = forward.kernels.stream.embed(forward.ids_R, self.embedding.weight_VH, norms[0])
+        rope = self._rotary.at(forward.positions_R)
+        kept: dict[int, Tensor] = {}
+        for boundary, layer in enumerate(self._layers):
+            kept[boundary] = stream.x_RH
+            stream = layer.block(stream, rope, norms[boundary + 1], forward)
+        kept[len(self._layers)] = stream.x_RH
+        features_RF = torch.cat([kept[b] for b in boundaries], dim=-1) if boundaries else None
+        return BlockOutput(stream, features_RF)
+
+    def block_logits(self, normed: Deferred, forward: BlockInput) -> Tensor:
+        """[R, V] in the model's dtype."""
+        return forward.products.linear(normed, self.head.weight_VH)
 
     def logits(self, hidden_RH: Tensor, phase: str) -> Tensor:
         return self.head(hidden_RH, phase)

@@ -15,10 +15,13 @@ from torch import Tensor
 
 from alula.comm.group import Group
 from alula.core.errors import CheckpointError
+from alula.kernels.reference.fused import Deferred, Stream
 from alula.layers.attention import Attention, AttentionShape
+from alula.layers.block_input import BlockInput
+from alula.layers.block_kernels import Products
 from alula.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from alula.layers.forward_input import ForwardInput
-from alula.layers.kernels import Kernels, LinearKernel, build_linear
+from alula.layers.kernels import Kernels, LinearKernel, build_linear, constants
 from alula.layers.mlp import GatedMLP
 from alula.layers.norm import RMSNorm
 from alula.layers.rope import RotaryPositions
@@ -55,16 +58,25 @@ class FeatureFusion:
         bias = reader.take("fc.bias", (config.hidden_size,)) if config.fc_bias else None
         self._projection = build_linear(weight, bias, kernels.linear)
 
+    def block(self, features_RF: Tensor, products: Products) -> Tensor:
+        """The device-resident form of a call."""
+        if self._projection is None:
+            return features_RF
+        return products.linear(Deferred(self._normed(features_RF)), *constants(self._projection))
+
     def __call__(self, features_RF: Tensor) -> Tensor:
         if self._projection is None:
             return features_RF
+        return self._projection(self._normed(features_RF))
+
+    def _normed(self, features_RF: Tensor) -> Tensor:
         if self._slice_norms:
             slices = features_RF.split(self._slice_size, dim=-1)
             normed = [norm(part) for norm, part in zip(self._slice_norms, slices, strict=True)]
             features_RF = torch.cat(normed, dim=-1)
         if self._whole_norm is not None:
             features_RF = self._whole_norm(features_RF)
-        return self._projection(features_RF)
+        return features_RF
 
 
 class DraftModel:
@@ -111,6 +123,29 @@ class DraftModel:
         x_RH, mlp_input_RH = self._mlp_norm.after_adding(residual_RH, attended_RH)
         y_RH, out_RH = self._norm.after_adding(x_RH, self._mlp(mlp_input_RH, forward.phase))
         return DraftOutput(out_RH if self.config.feedback == "post" else y_RH, out_RH)
+
+    def block(self, forward: BlockInput, feature_RH: Tensor) -> Stream:
+        """The device-resident form of a call -> the stream behind the layer, ready for the final norm."""
+        both_RX = forward.kernels.stream.join_norms(
+            forward.ids_R,
+            self._embedding.weight_VH,
+            self._embedding_norm.norm,
+            feature_RH,
+            self._hidden_norm.norm,
+        )
+        size = feature_RH.shape[1]
+        residual_RH = both_RX[:, size:].contiguous() if self.config.norm_before_residual else feature_RH
+        rope = self._rotary.at(forward.positions_R)
+        middle = self._attention.block(Deferred(both_RX), residual_RH, rope, self._mlp_norm.norm, forward)
+        return self._mlp.block(middle, self._norm.norm, forward.products)
+
+    def block_feedback(self, stream: Stream, forward: BlockInput) -> Tensor:
+        """What the next draft step takes as its feature, [R, H]."""
+        return forward.kernels.stream.finish(stream) if self.config.feedback == "post" else stream.x_RH
+
+    def block_logits(self, normed: Deferred, forward: BlockInput) -> Tensor:
+        """[R, D] over the draft vocabulary."""
+        return forward.products.linear(normed, self._head.weight_VH)
 
     def logits(self, normed_RH: Tensor, phase: str) -> Tensor:
         """[R, D] over the draft vocabulary; `hot_D` has the target id of each column."""

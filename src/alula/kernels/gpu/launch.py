@@ -12,6 +12,23 @@ _LEAST_COUNTERS = 1 << 14
 _counters: dict[torch.device, list[Tensor]] = {}
 
 
+_LEAST_CAPABILITY = (8, 0)
+
+
+def refusal(device: torch.device) -> str | None:
+    """Why this device cannot run the Triton kernels, and what to change; None where it can."""
+    if device.type != "cuda":
+        return "no CUDA device"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LEAST_CAPABILITY:
+        return f"compute capability {capability[0]}.{capability[1]}; the kernels need 8.0 (Ampere) or later"
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        return f"Triton cannot be imported ({error}); pip install 'alula[gpu]'"
+    return None
+
+
 @functools.cache
 def launches_early(device: torch.device) -> bool:
     """Whether a kernel may start before the one before it has ended (Hopper and later)."""

@@ -107,8 +107,13 @@ def qkv_linear(
 ) -> Tensor:
     """The query, key and value product; keys rotated and written to the rows' slots with the values -> rotated
     queries [R, N, D]. Weight rows: query heads, key heads, value heads."""
-    num_kv_heads, head_dim = k_SKD.shape[1:]
-    qkv_RAD = linear(x, weight_AI, bias_A).unflatten(-1, (-1, head_dim))
+    qkv_RAD = linear(x, weight_AI, bias_A).unflatten(-1, (-1, k_SKD.shape[2]))
+    return rotate_and_write(qkv_RAD, rope, k_SKD, v_SKD, slots_R)
+
+
+def rotate_and_write(qkv_RAD: Tensor, rope: Rope, k_SKD: Tensor, v_SKD: Tensor, slots_R: Tensor) -> Tensor:
+    """Rotates queries and keys, writes keys and values to the rows' slots -> rotated queries [R, N, D]."""
+    num_kv_heads = k_SKD.shape[1]
     cos_RD, sin_RD = rope.cos_PD.index_select(0, rope.positions_R), rope.sin_PD.index_select(0, rope.positions_R)
     rotated_RAD = apply_rope(qkv_RAD[:, :-num_kv_heads], cos_RD, sin_RD)
     k_SKD.index_copy_(0, slots_R, rotated_RAD[:, -num_kv_heads:])

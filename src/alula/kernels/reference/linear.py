@@ -15,8 +15,8 @@ class Linear:
     name = "torch"
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
-        self._weight_OI = weight_OI.contiguous()
-        self._bias_O = bias_O
+        self.weight_OI = weight_OI.contiguous()
+        self.bias_O = bias_O
 
     def __call__(self, x_RI: Tensor) -> Tensor:
-        return torch.nn.functional.linear(x_RI, self._weight_OI, self._bias_O)
+        return torch.nn.functional.linear(x_RI, self.weight_OI, self.bias_O)

@@ -1,0 +1,191 @@
+"""An engine whose cycles stay on the device: the host reads tokens one cycle late and schedules while the GPU works.
+
+The same requests, scheduler and records as engine.py; the verbs run as phases of device_cycle.py. One rank.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from alula.core.records import DRAFTED, PLAIN, CycleRecord, RequestCycle
+from alula.engine.device_clock import FlightClock, Mark
+from alula.engine.device_cycle import DeviceCycle, Flight
+from alula.engine.device_scheduler import DeviceScheduler
+from alula.engine.device_state import KEPT_POSITIONS
+from alula.engine.emission import emit
+from alula.engine.engine import Engine, StepOutput
+from alula.engine.request import ERROR, Request, Update
+from alula.engine.scheduler import Scheduled
+from alula.engine.setup import Parts
+from alula.layers.slot_table import as_tensor
+
+# Positions of a seat that cycles under way may still fill before the kept features are looked at again.
+_KEPT_MARGIN = 8
+_NOTHING_READ = "the target's logits hold NaN or infinity: the weights or the dtype are unsound"
+
+
+class DeviceEngine(Engine):
+    """Continuous batching with one cycle under way while the last one is read."""
+
+    def __init__(self, parts: Parts, progress: Callable[[str], None] | None = None) -> None:
+        super().__init__(parts)
+        self._scheduler: DeviceScheduler = DeviceScheduler(parts.config, parts.num_pages, parts.context_tokens)
+        self.cycle = DeviceCycle(parts, self._scheduler)
+        self._flights: deque[Flight] = deque()
+        self._last_end: Mark | None = None
+        self._index = 0
+
+    @property
+    def has_work(self) -> bool:
+        return super().has_work or bool(self._flights)
+
+    def step(self, speculate: bool = True, reason: str = "") -> StepOutput:
+        """Reads the oldest cycle under way, after launching the one behind it where that can be known already.
+
+        `speculate` and `reason` are those of the cycle that is launched; the record is of the one that was read."""
+        if not self._flights:
+            self._launch(speculate, reason)
+        if self._flights and self._may_overlap(speculate):
+            self._launch(speculate, reason)
+        updates, self._aborted = list(self._aborted), []
+        flight = self._flights.popleft() if self._flights else _empty(self.parts, speculate, reason)
+        return self._told(updates, self._resolve(flight, updates))
+
+    def _launch(self, speculate: bool, reason: str) -> None:
+        clock = FlightClock(self.parts.device)
+        clock.enter("schedule")
+        if not self._flights:
+            self._make_room_for_features()
+        parts = self._scheduler.schedule(speculate)
+        if not parts:
+            return
+        flight = Flight(clock, parts, speculate, reason, follows=bool(self._flights))
+        self.cycle.launch(flight)
+        self._flights.append(flight)
+
+    def _may_overlap(self, speculate: bool) -> bool:
+        """Whether the next cycle can be launched before the last one is read."""
+        scheduler = self._scheduler
+        running = scheduler.running
+        if scheduler.may_run_short() or not (scheduler.waiting or any(map(scheduler.continues, running))):
+            return False
+        for request in running:
+            sampling = request.spec.sampling
+            if sampling.penalised or sampling.logprobs is not None:
+                return False
+            if not scheduler.has_seat(request):
+                continue
+            seat = scheduler.seat(request)
+            behind = seat.prefilled and not seat.chain_ready and self.cycle.keeps_draft(request)
+            if behind and (speculate or self._kept(request) > KEPT_POSITIONS - _KEPT_MARGIN):
+                return False
+        return True
+
+    def _kept(self, request: Request) -> int:
+        seat = self._scheduler.seat(request)
+        return 0 if seat.kept_from is None else request.num_kv + seat.under_way - seat.kept_from
+
+    def _make_room_for_features(self) -> None:
+        for request in self._scheduler.running:
+            if self._scheduler.has_seat(request) and self._kept(request) > KEPT_POSITIONS - _KEPT_MARGIN:
+                self.cycle.read_most_kept(request)
+
+    def _resolve(self, flight: Flight, updates: list[Update]) -> CycleRecord:
+        """Waits for a cycle, emits its tokens, ends what is to end."""
+        wall_ms, phases_ms = flight.clock.resolve(self._last_end if flight.follows else None)
+        self._last_end = flight.clock.end
+        counted: list[RequestCycle] = []
+        lines = dict(zip((part.request.spec.request_id for part in flight.drawing), flight.lines(), strict=True))
+        for part in flight.parts:
+            if not part.request.finished:
+                counted.append(self._advance(flight, part, lines.get(part.request.spec.request_id), updates))
+        for request in [r for r in self._scheduler.running if r.finished]:
+            self._scheduler.remove(request)
+        self._index += 1
+        return CycleRecord(
+            index=self._index - 1,
+            wall_ms=wall_ms,
+            phases_ms=phases_ms,
+            requests=tuple(counted),
+            outcomes=flight.outcomes,
+            num_rows=sum(part.num_known + part.num_drafts for part in flight.parts),
+            exactness=self._exactness(flight),
+            speculation=self._speculation(flight),
+            num_caught_up=flight.num_caught_up,
+        )
+
+    def _advance(
+        self, flight: Flight, part: Scheduled, line: list[int] | None, updates: list[Update]
+    ) -> RequestCycle:
+        request = part.request
+        accepted, emitted, truncated = 0, 0, False
+        if line is not None:
+            accepted, bad, draws = line[0], line[1], line[2:]
+            self._land(flight, part, accepted)
+            if bad:
+                self._break(request)
+            else:
+                logprobs = flight.logprobs.get(request.spec.request_id, [])
+                update = emit(request, draws[: accepted + 1], logprobs, self.parts)
+                emitted = len(update.token_ids)
+                truncated = emitted < accepted + 1
+                if not part.is_prefill:
+                    request.tally.count(part.num_drafts, accepted, truncated)
+                record = request.record() if request.finished else None
+                updates.append(msgspec.structs.replace(update, record=record))
+        return RequestCycle(
+            request_id=request.spec.request_id,
+            width=part.num_known + part.num_drafts,
+            num_prefill=part.num_known if part.is_prefill else 0,
+            drafted=part.num_drafts,
+            accepted=accepted,
+            emitted=emitted,
+            truncated=truncated,
+            kv_tokens=request.num_kv,
+        )
+
+    def _land(self, flight: Flight, part: Scheduled, accepted: int) -> None:
+        """What is under way of a request is less by this part."""
+        request, seat = part.request, self._scheduler.seat(part.request)
+        seat.surely -= 1
+        if part.is_prefill:
+            return
+        seat.under_way -= 1 + max(p.num_drafts for p in flight.parts)
+        if not part.num_drafts and not _reads_features(flight) and seat.kept_from is None:
+            seat.kept_from = request.num_kv
+        request.num_kv += 1 + accepted
+
+    def _break(self, request: Request) -> None:
+        """Fails one request whose numbers are none, and cleans its slots."""
+        request.finish(ERROR, _NOTHING_READ)
+        slots = as_tensor(request.table.slots(0, request.table.capacity)).to(self.parts.device)
+        self.parts.geometry.cache.clear(slots)
+        if self.parts.drafter is not None:
+            self.parts.drafter.geometry.cache.clear(slots)
+
+    def _speculation(self, flight: Flight) -> str | None:
+        decoding = [part for part in flight.parts if not part.is_prefill]
+        if not any(self.cycle.keeps_draft(part.request) for part in decoding):
+            return None
+        did = DRAFTED if any(part.num_drafts for part in decoding) else PLAIN
+        return f"{did}: {flight.reason}" if flight.reason else did
+
+    def _exactness(self, flight: Flight) -> str | None:
+        if self.parts.exactness.off is not None:
+            return self.parts.exactness.off
+        preempted = any(part.request.num_preemptions for part in flight.parts)
+        return "kv_written_again_after_preemption" if preempted else None
+
+
+def _reads_features(flight: Flight) -> bool:
+    return any(part.num_drafts for part in flight.parts)
+
+
+def _empty(parts: Parts, speculate: bool, reason: str) -> Flight:
+    """A cycle in which nothing ran: only to tell of what was aborted."""
+    flight = Flight(FlightClock(parts.device), [], speculate, reason, follows=False)
+    flight.clock.finish()
+    return flight

@@ -1,0 +1,126 @@
+"""CUDA graphs of one engine: captured by key, replayed, or a reason why a phase ran eagerly (DESIGN 4.2).
+
+A phase is a function without arguments over tensors that never move. Its results are the tensors it returned while it
+was captured: a replay writes into them again. Knows nothing of models or requests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from alula.core.config import GraphConfig
+from alula.core.records import PhaseOutcome
+
+T = TypeVar("T")
+REPLAYED = PhaseOutcome(replayed=True)
+NO_CUDA, DISABLED, BY_OPTION, OVER_CAPTURED = (
+    "device_has_no_graphs",
+    "capture_disabled",
+    "eager_by_option",
+    "batch_over_captured",
+)
+
+
+@dataclass(frozen=True, order=True)
+class GraphKey:
+    """What distinguishes captures of a phase: batch bucket, width (or drafts), and which sampling it contains."""
+
+    phase: str
+    batch: int
+    width: int
+    variant: str = ""
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: Any
+    result: Any
+
+
+class GraphRunner:
+    """Captures at first use or ahead of it, all graphs in one memory pool; replays in the order of the stream."""
+
+    def __init__(self, config: GraphConfig, device: torch.device) -> None:
+        self._config = config
+        self._device = device
+        self._captured: dict[GraphKey, _Captured] = {}
+        self._refused: dict[GraphKey, str] = {}
+        self._pool: Any = None
+        self.capture_s = 0.0
+        self.memory_bytes = 0
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._captured)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Captures that failed, as facts: phase, batch and width -> the error."""
+        return {f"{k.phase} batch {k.batch} width {k.width}": v for k, v in sorted(self._refused.items())}
+
+    def refusal(self, phase: str) -> str | None:
+        """Why no graph of a phase is ever made here; None where it may be."""
+        if self._device.type != "cuda":
+            return NO_CUDA
+        if not self._config.enabled:
+            return DISABLED
+        return BY_OPTION if phase in self._config.eager else None
+
+    def run(
+        self,
+        key: GraphKey,
+        work: Callable[[], T],
+        over: bool = False,
+        quiet: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> tuple[T, PhaseOutcome]:
+        """The work's result and how it ran. over: the batch is larger than the largest that is captured. quiet: within
+        it the work may run once more than it should without leaving a trace; for a capture at first use."""
+        reason = self.refusal(key.phase) or (OVER_CAPTURED if over else None)
+        if reason is None:
+            captured = self._captured.get(key)
+            if captured is None:
+                with quiet():
+                    captured = self._capture(key, work)
+            if captured is not None:
+                captured.graph.replay()
+                return captured.result, REPLAYED
+            reason = f"capture_failed: {self._refused[key]}"
+        return work(), PhaseOutcome(replayed=False, reason=reason)
+
+    def prepare(self, key: GraphKey, work: Callable[[], Any]) -> None:
+        """Captures ahead of use, where this phase may be captured."""
+        if self.refusal(key.phase) is None and key not in self._captured:
+            self._capture(key, work)
+
+    def _capture(self, key: GraphKey, work: Callable[[], Any]) -> _Captured | None:
+        if key in self._refused:
+            return None
+        began = time.perf_counter()
+        before = torch.cuda.memory_reserved(self._device)
+        try:
+            captured = self._try(work)
+        except Exception as error:  # noqa: BLE001  # whatever refuses to be captured runs eagerly, and says why
+            torch.cuda.synchronize(self._device)
+            self._refused[key] = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            return None
+        self.capture_s += time.perf_counter() - began
+        self.memory_bytes += torch.cuda.memory_reserved(self._device) - before
+        self._captured[key] = captured
+        return captured
+
+    def _try(self, work: Callable[[], Any]) -> _Captured:
+        """Runs once eagerly, so that every kernel is compiled and loaded and library handles exist, then captures."""
+        work()
+        torch.cuda.synchronize(self._device)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = work()
+        return _Captured(graph, result)
