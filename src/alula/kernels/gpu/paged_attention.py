@@ -1,24 +1,23 @@
 """Attention of narrow blocks of rows over paged KV: split over positions, combined by the last program to arrive.
 
-A program holds ROWS folded rows (row by row, the query heads of one kv head side by side) of one request and walks every
-NUM_SPLITS-th chunk of CHUNK positions. Chunks and splits lie at fixed absolute positions and a tile always has ROWS lines,
-so the order of a row's sums, and with it every bit, is its position's alone: not the width's, the batch's or the length's.
-A chunk or split that a row does not see adds exact zeros to it. One stream at a time may run these kernels on a device,
-because launches share the counters of arrivals.
+A program holds ROWS folded rows (row by row, the query heads of one kv head side by side) of one request and walks
+every NUM_SPLITS-th chunk of CHUNK positions. Chunks and splits lie at fixed absolute positions and a tile always has
+ROWS lines, so the order of a row's sums, and with it every bit, is its position's alone: not the width's, the batch's
+or the length's. A chunk or split that a row does not see adds exact zeros to it.
 
 R rows, B requests, W rows of each, N query heads, K kv heads, G query heads a kv head, D head dimension, S slots of the
-cache (in `tables_SP`: seats), P pages of a table, L lines (R*N), J splits, X folded rows of a tile, T positions of a chunk.
+cache (in `tables_SP`: seats), P pages of a table, J splits, X folded rows of a tile, T positions of a chunk. A line is
+one query head of a row.
 """
 
 from __future__ import annotations
-
-import functools
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from alula.kernels.gpu.launch import arrivals, launches_early
 from alula.kernels.reference.paged import PagedRows
 
 CHUNK = 64
@@ -28,9 +27,6 @@ NUM_WARPS = 8
 COMBINED_SPLITS = 8
 _COMBINED_FLOATS = 64  # of a thread, so that all reads of a step are under way together
 _LOG2E = 1.4426950408889634
-_LEAST_COUNTERS = 1 << 14
-# Every tensor ever made stays: a captured graph holds its address.
-_counters: dict[torch.device, list[Tensor]] = {}
 
 
 def block_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, rows: PagedRows) -> Tensor:
@@ -47,11 +43,13 @@ def block_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, rows: PagedRows
     table_pages = rows.tables_SP.shape[1]
     num_splits = min(NUM_SPLITS, triton.cdiv(table_pages * rows.page_tokens, CHUNK))
     num_lines = num_rows * num_heads
-    partial = q_RND.new_empty((num_lines * NUM_SPLITS * (head_dim + 2)) if num_splits > 1 else 1, dtype=torch.float32)
+    partial = q_RND.new_empty(
+        (num_lines * NUM_SPLITS * (head_dim + 2)) if num_splits > 1 else 1, dtype=torch.float32
+    )
     pdl = launches_early(q_RND.device)
     _block_kernel[(batch * num_kv_heads, num_tiles, num_splits)](
         *(q_RND, k_SKD, v_SKD, out_RE, rows.tables_SP, rows.seats_B, rows.first_B),
-        *(partial, _arrivals(q_RND.device, batch * num_kv_heads * num_tiles)),
+        *(partial, arrivals(q_RND.device, batch * num_kv_heads * num_tiles)),
         *(rows.width, table_pages, rows.tables_SP.stride(0), num_lines, q_RND.stride(0)),
         *(k_SKD.stride(0), k_SKD.stride(1), v_SKD.stride(0), v_SKD.stride(1)),
         head_dim**-0.5 * _LOG2E,
@@ -66,6 +64,7 @@ def block_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, rows: PagedRows
         COMBINED_SPLITS=COMBINED_SPLITS,
         COMBINED_ROWS=combined_rows(head_dim),
         PDL=pdl,
+        WIDEN=q_RND.device.type == "cpu",
         num_warps=NUM_WARPS,
         num_stages=num_stages(head_dim, k_SKD.element_size()),
         **({"launch_pdl": True} if pdl else {}),
@@ -88,34 +87,13 @@ def num_stages(head_dim: int, element_bytes: int) -> int:
     return 5 if 4 * CHUNK * padded_dim(head_dim) * element_bytes <= 1 << 16 else 3
 
 
-@functools.cache
-def launches_early(device: torch.device) -> bool:
-    """Whether a kernel may start before the one in front of it has ended (programmatic dependent launch)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def warm(device: torch.device, num: int) -> None:
-    """Makes room for `num` tiles (B * K * tiles of W*G rows) on a device. Call before a graph is captured."""
-    _arrivals(device, num)
-
-
-def _arrivals(device: torch.device, num: int) -> Tensor:
-    """Zeros, at least `num`. A kernel leaves them as it found them."""
-    made = _counters.setdefault(device, [])
-    if not made or made[-1].shape[0] < num:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(f"paged attention needs {num} counters before a graph is captured: call warm() first")
-        made.append(torch.zeros(max(num, _LEAST_COUNTERS), dtype=torch.int32, device=device))
-    return made[-1]
-
-
 @triton.jit(do_not_specialize=["width", "table_pages", "table_stride", "num_lines"])
 def _block_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, tables_ptr, seats_ptr, first_ptr, partial_ptr, arrivals_ptr,
     width, table_pages, table_stride, num_lines, q_stride, k_slot, k_head, v_slot, v_head, scale,
     K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    COMBINED_SPLITS: tl.constexpr, COMBINED_ROWS: tl.constexpr, PDL: tl.constexpr,
+    COMBINED_SPLITS: tl.constexpr, COMBINED_ROWS: tl.constexpr, PDL: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -129,7 +107,11 @@ def _block_kernel(
     mine_XD = (x_X < width * G)[:, None] & (d_D < D)[None, :]
     row_X = request * width + x_X // G
     head_X = head * G + x_X % G
-    q_XD = tl.load(q_ptr + row_X[:, None] * q_stride + (head_X * D)[:, None] + d_D[None, :], mask=mine_XD, other=0.0)
+    q_XD = tl.load(
+        q_ptr + row_X[:, None] * q_stride + (head_X * D)[:, None] + d_D[None, :], mask=mine_XD, other=0.0
+    )
+    if WIDEN:  # Triton's interpreter takes bf16 operands for integers
+        q_XD = q_XD.to(tl.float32)
     last = tl.minimum(first + tl.minimum(width - 1, (tile * ROWS + ROWS - 1) // G), table_pages * PAGE - 1)
     num_chunks = last // CHUNK + 1
     active = tl.minimum(num_chunks, NUM_SPLITS)
@@ -141,23 +123,10 @@ def _block_kernel(
     l_X = tl.zeros([ROWS], tl.float32)
     acc_XD = tl.zeros([ROWS, BLOCK_D], tl.float32)
     for chunk in range(split, num_chunks, NUM_SPLITS):
-        position_T = chunk * CHUNK + tl.arange(0, CHUNK)
-        read_T = position_T <= last
-        page_T = tl.load(table_ptr + position_T // PAGE, mask=read_T, other=0)
-        slot_T = page_T.to(tl.int64) * PAGE + position_T % PAGE
-        read_TD = read_T[:, None] & (d_D < D)[None, :]
-        k_TD = tl.load(k_ptr + head * k_head + slot_T[:, None] * k_slot + d_D[None, :], mask=read_TD, other=0.0)
-        v_TD = tl.load(v_ptr + head * v_head + slot_T[:, None] * v_slot + d_D[None, :], mask=read_TD, other=0.0)
-        s_XT = tl.dot(q_XD, tl.trans(k_TD), input_precision="ieee") * scale
-        s_XT = tl.where(position_T[None, :] <= sight_X[:, None], s_XT, float("-inf"))
-        top_X = tl.maximum(m_X, tl.max(s_XT, 1))
-        # Nothing seen yet: any finite number keeps -inf - -inf away.
-        safe_X = tl.where(top_X == float("-inf"), 0.0, top_X)
-        p_XT = tl.exp2(s_XT - safe_X[:, None])
-        shrink_X = tl.exp2(m_X - safe_X)
-        l_X = l_X * shrink_X + tl.sum(p_XT, 1)
-        acc_XD = tl.dot(p_XT.to(v_TD.dtype), v_TD, acc_XD * shrink_X[:, None], input_precision="ieee")
-        m_X = top_X
+        m_X, l_X, acc_XD = attend_chunk(
+            m_X, l_X, acc_XD, q_XD, k_ptr + head * k_head, v_ptr + head * v_head, table_ptr, k_slot, v_slot,
+            chunk * CHUNK, last, sight_X, scale, D, BLOCK_D, PAGE, CHUNK, True, WIDEN,
+        )  # fmt: skip
     line_X = (row_X * (K * G) + head_X).to(tl.int64)
     if active == 1:
         # Bit for bit what combining would give: its weight would be exp2(0) = 1 and the others would add zeros.
@@ -177,6 +146,40 @@ def _block_kernel(
                 partial_ptr, sums_ptr, out_ptr, request * width, head * G, tile * ROWS, width * G, num_lines, active,
                 K * G, G, D, BLOCK_D, ROWS, COMBINED_SPLITS, COMBINED_ROWS,
             )  # fmt: skip
+
+
+@triton.jit
+def attend_chunk(
+    m_X, l_X, acc_XD, q_XD, k_ptr, v_ptr, table_ptr, k_slot, v_slot, start, last, sight_X, scale,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
+    WIDEN: tl.constexpr,
+):  # fmt: skip
+    """A chunk's part of an online softmax: (maximum, sum, weighted values) before -> after. `k_ptr` and `v_ptr` point
+    at a head. Without MASKED every row must see all of the chunk."""
+    d_D = tl.arange(0, BLOCK_D)
+    position_T = start + tl.arange(0, CHUNK)
+    read_TD = (d_D < D)[None, :]
+    if MASKED:
+        page_T = tl.load(table_ptr + position_T // PAGE, mask=position_T <= last, other=0)
+        read_TD = read_TD & (position_T <= last)[:, None]
+    else:
+        page_T = tl.load(table_ptr + position_T // PAGE)
+    slot_T = page_T.to(tl.int64) * PAGE + position_T % PAGE
+    k_TD = tl.load(k_ptr + slot_T[:, None] * k_slot + d_D[None, :], mask=read_TD, other=0.0)
+    v_TD = tl.load(v_ptr + slot_T[:, None] * v_slot + d_D[None, :], mask=read_TD, other=0.0)
+    if WIDEN:
+        k_TD, v_TD = k_TD.to(tl.float32), v_TD.to(tl.float32)
+    s_XT = tl.dot(q_XD, tl.trans(k_TD), input_precision="ieee") * scale
+    if MASKED:
+        s_XT = tl.where(position_T[None, :] <= sight_X[:, None], s_XT, float("-inf"))
+    top_X = tl.maximum(m_X, tl.max(s_XT, 1))
+    # Nothing seen yet: any finite number keeps -inf - -inf away.
+    safe_X = tl.where(top_X == float("-inf"), 0.0, top_X)
+    p_XT = tl.exp2(s_XT - safe_X[:, None])
+    shrink_X = tl.exp2(m_X - safe_X)
+    l_X = l_X * shrink_X + tl.sum(p_XT, 1)
+    acc_XD = tl.dot(p_XT.to(v_TD.dtype), v_TD, acc_XD * shrink_X[:, None], input_precision="ieee")
+    return top_X, l_X, acc_XD
 
 
 @triton.jit

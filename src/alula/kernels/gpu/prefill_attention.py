@@ -1,8 +1,8 @@
 """Attention of wide blocks of rows (a chunk of a prompt) over paged KV: one program walks all chunks of a tile of rows.
 
-A program holds ROWS folded rows (row by row, the query heads of one kv head side by side). Chunks of CHUNK positions lie
-at fixed absolute positions; which tile a row falls into depends on its place in the call alone. A chunk that a row does
-not see adds exact zeros to it.
+A program holds ROWS folded rows (row by row, the query heads of one kv head side by side). Chunks of CHUNK positions
+lie at fixed absolute positions; which tile a row falls into depends on its place in the call alone. A chunk that a row
+does not see adds exact zeros to it.
 
 R rows, B requests, W rows of each, N query heads, K kv heads, G query heads a kv head, D head dimension, S slots of the
 cache (in `tables_SP`: seats), P pages of a table, X folded rows of a tile, T positions of a chunk.
@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alula.kernels.gpu.paged_attention import launches_early, padded_dim
+from alula.kernels.gpu.launch import launches_early
+from alula.kernels.gpu.paged_attention import attend_chunk, padded_dim
 from alula.kernels.reference.paged import PagedRows
 
 CHUNK = 64
@@ -50,6 +51,7 @@ def prefill_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, rows: PagedRo
         ROWS=tile_rows,
         CHUNK=CHUNK,
         PDL=pdl,
+        WIDEN=q_RND.device.type == "cpu",
         num_warps=num_warps,
         num_stages=num_stages,
         **({"launch_pdl": True} if pdl else {}),
@@ -66,7 +68,10 @@ def tile_shape(head_dim: int, element_bytes: int, device: torch.device) -> tuple
         return 64, 4, 5
     if head_dim > 128:
         return 64, 8, 3
-    large = device.type != "cuda" or torch.cuda.get_device_properties(device).shared_memory_per_block_optin > 140_000
+    large = True
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        large = getattr(properties, "shared_memory_per_block_optin", 0) > 140_000
     return 128, 8, 5 if large else 3
 
 
@@ -75,7 +80,7 @@ def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, tables_ptr, seats_ptr, first_ptr,
     width, table_pages, table_stride, q_stride, k_slot, k_head, v_slot, v_head, scale,
     K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -89,7 +94,11 @@ def _prefill_kernel(
     mine_XD = (x_X < width * G)[:, None] & (d_D < D)[None, :]
     row_X = (request * width + x_X // G).to(tl.int64)
     head_X = head * G + x_X % G
-    q_XD = tl.load(q_ptr + row_X[:, None] * q_stride + (head_X * D)[:, None] + d_D[None, :], mask=mine_XD, other=0.0)
+    q_XD = tl.load(
+        q_ptr + row_X[:, None] * q_stride + (head_X * D)[:, None] + d_D[None, :], mask=mine_XD, other=0.0
+    )
+    if WIDEN:  # Triton's interpreter takes bf16 operands for integers
+        q_XD = q_XD.to(tl.float32)
     last = tl.minimum(first + tl.minimum(width - 1, (tile * ROWS + ROWS - 1) // G), table_pages * PAGE - 1)
     # Before `all_seen`, every row of the tile sees all of a chunk.
     all_seen = tl.minimum(first + tile * ROWS // G + 1, last + 1) // CHUNK * CHUNK
@@ -99,43 +108,14 @@ def _prefill_kernel(
     l_X = tl.zeros([ROWS], tl.float32)
     acc_XD = tl.zeros([ROWS, BLOCK_D], tl.float32)
     for start in range(0, all_seen, CHUNK):
-        m_X, l_X, acc_XD = _attend(
+        m_X, l_X, acc_XD = attend_chunk(
             m_X, l_X, acc_XD, q_XD, k_ptr + head * k_head, v_ptr + head * v_head, table_ptr, k_slot, v_slot,
-            start, last, sight_X, scale, D, BLOCK_D, PAGE, CHUNK, False,
+            start, last, sight_X, scale, D, BLOCK_D, PAGE, CHUNK, False, WIDEN,
         )  # fmt: skip
     for start in range(all_seen, last + 1, CHUNK):
-        m_X, l_X, acc_XD = _attend(
+        m_X, l_X, acc_XD = attend_chunk(
             m_X, l_X, acc_XD, q_XD, k_ptr + head * k_head, v_ptr + head * v_head, table_ptr, k_slot, v_slot,
-            start, last, sight_X, scale, D, BLOCK_D, PAGE, CHUNK, True,
+            start, last, sight_X, scale, D, BLOCK_D, PAGE, CHUNK, True, WIDEN,
         )  # fmt: skip
     out_XD = (acc_XD / l_X[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (row_X * (K * G) + head_X)[:, None] * D + d_D[None, :], out_XD, mask=mine_XD)
-
-
-@triton.jit
-def _attend(
-    m_X, l_X, acc_XD, q_XD, k_ptr, v_ptr, table_ptr, k_slot, v_slot, start, last, sight_X, scale,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """One chunk's part of an online softmax."""
-    d_D = tl.arange(0, BLOCK_D)
-    position_T = start + tl.arange(0, CHUNK)
-    read_TD = (d_D < D)[None, :]
-    if MASKED:
-        page_T = tl.load(table_ptr + position_T // PAGE, mask=position_T <= last, other=0)
-        read_TD = read_TD & (position_T <= last)[:, None]
-    else:
-        page_T = tl.load(table_ptr + position_T // PAGE)
-    slot_T = page_T.to(tl.int64) * PAGE + position_T % PAGE
-    k_TD = tl.load(k_ptr + slot_T[:, None] * k_slot + d_D[None, :], mask=read_TD, other=0.0)
-    v_TD = tl.load(v_ptr + slot_T[:, None] * v_slot + d_D[None, :], mask=read_TD, other=0.0)
-    s_XT = tl.dot(q_XD, tl.trans(k_TD), input_precision="ieee") * scale
-    if MASKED:
-        s_XT = tl.where(position_T[None, :] <= sight_X[:, None], s_XT, float("-inf"))
-    # Position 0 is in the first chunk and every row sees it: a maximum is finite from there on.
-    top_X = tl.maximum(m_X, tl.max(s_XT, 1))
-    p_XT = tl.exp2(s_XT - top_X[:, None])
-    shrink_X = tl.exp2(m_X - top_X)
-    l_X = l_X * shrink_X + tl.sum(p_XT, 1)
-    acc_XD = tl.dot(p_XT.to(v_TD.dtype), v_TD, acc_XD * shrink_X[:, None], input_precision="ieee")
-    return top_X, l_X, acc_XD
