@@ -14,12 +14,14 @@ from alula.core.records import DRAFTED, PLAIN, CycleRecord, RequestCycle
 from alula.engine.device_clock import FlightClock, Mark
 from alula.engine.device_cycle import DeviceCycle, Flight
 from alula.engine.device_scheduler import DeviceScheduler
+from alula.engine.device_start import prepare_graphs, time_steps
 from alula.engine.device_state import KEPT_POSITIONS
 from alula.engine.emission import emit
 from alula.engine.engine import Engine, StepOutput
 from alula.engine.request import ERROR, Request, Update
 from alula.engine.scheduler import Scheduled
 from alula.engine.setup import Parts
+from alula.engine.step_costs import StepCost
 from alula.layers.slot_table import as_tensor
 
 # Positions of a seat that cycles under way may still fill before the kept features are looked at again.
@@ -37,6 +39,14 @@ class DeviceEngine(Engine):
         self._flights: deque[Flight] = deque()
         self._last_end: Mark | None = None
         self._index = 0
+        self._costs: tuple[StepCost, ...] = ()
+        prepare_graphs(self.cycle, parts, progress or (lambda message: None))
+        if self.cycle.graphs.num_captured:
+            self._costs = time_steps(self.cycle, parts)
+
+    @property
+    def step_costs(self) -> tuple[StepCost, ...]:
+        return self._costs
 
     @property
     def has_work(self) -> bool:

@@ -23,11 +23,13 @@ from alula.kernels.gpu.products import (
     begin,
     columns_of,
     fetch_ahead,
+    inputs_at,
     inverse_rms,
     resident_product,
     resident_weights,
     streamed_product,
     wait,
+    weights_at,
 )
 from alula.kernels.reference.fused import Deferred, Norm, Rope, Stream
 
@@ -163,6 +165,7 @@ def _run(
         STAGES=plan.stages,
         SPLITS=plan.splits,
         LINES=plan.lines_ahead if device.type == "cuda" else 0,
+        AHEAD_K=plan.inputs_ahead,
         **flags,
     )
 
@@ -202,8 +205,8 @@ def _streamed_kernel(
     x_ptr, squares_ptr, weight_ptr, bias_ptr, onto_ptr, norm_ptr, scaled_ptr, out_ptr, squares_out_ptr, k_ptr, v_ptr,
     cos_ptr, sin_ptr, positions_ptr, slots_ptr, work_ptr, arrivals_ptr, R, K, O, C, C_OUT, x_stride, N, KV, k_stride,
     v_stride, eps, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
-    LINES: tl.constexpr, MODE: tl.constexpr, DEFERRED: tl.constexpr, BIAS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    C_PADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_O: tl.constexpr, EARLY: tl.constexpr
+    LINES: tl.constexpr, AHEAD_K: tl.constexpr, MODE: tl.constexpr, DEFERRED: tl.constexpr, BIAS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, C_PADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_O: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     begin(EARLY)
     tile = tl.program_id(0)
@@ -213,10 +216,14 @@ def _streamed_kernel(
     weight_O1 = weight_ptr + tl.where(column_ok, columns, 0).to(tl.int64)[:, None] * K
     split_k = K // SPLITS
     first_k = tl.program_id(2) * split_k
-    if LINES > 0:
-        fetch_ahead(weight_O1 + first_k, LINES)
+    if AHEAD_K > 0:
+        ahead = weights_at(weight_O1, first_k, K, AHEAD_K, True)
         if MODE == GATED:
-            fetch_ahead(weight_O1 + O * K + first_k, LINES)
+            ahead_up = weights_at(weight_O1 + O * K, first_k, K, AHEAD_K, True)
+    if LINES > 0:
+        fetch_ahead(weight_O1 + first_k + AHEAD_K, LINES)
+        if MODE == GATED:
+            fetch_ahead(weight_O1 + O * K + first_k + AHEAD_K, LINES)
     wait(EARLY)
     onto = tl.zeros((BLOCK_R, BLOCK_O), tl.float32)
     norm = tl.zeros((BLOCK_O,), tl.float32)
@@ -227,10 +234,19 @@ def _streamed_kernel(
         norm = tl.load(norm_ptr + columns, mask=column_ok, other=0.0).to(tl.float32)
     if DEFERRED:
         scale = inverse_rms(squares_ptr, rows, row_ok, C, K, eps, C_PADDED)
+    x_R1 = x_ptr + rows.to(tl.int64)[:, None] * x_stride
+    y = tl.zeros((BLOCK_O, BLOCK_R), tl.float32)
+    up = tl.zeros((BLOCK_O, BLOCK_R), tl.float32)
+    if AHEAD_K > 0:
+        x = inputs_at(x_R1, row_ok, first_k, K, AHEAD_K, True)
+        y = tl.dot(ahead, tl.trans(x), y, input_precision="ieee")
+        if MODE == GATED:
+            up = tl.dot(ahead_up, tl.trans(x), up, input_precision="ieee")
     y, up = streamed_product(
-        x_ptr, rows, row_ok, x_stride, weight_O1, O * K, first_k, first_k + split_k, MODE == GATED, BLOCK_R, BLOCK_O,
-        BLOCK_K, EVEN_K, STAGES
+        y, up, x_R1, row_ok, weight_O1, O * K, first_k + AHEAD_K, first_k + split_k, MODE == GATED, BLOCK_K, EVEN_K,
+        STAGES,
     )  # fmt: skip
+    y, up = tl.trans(y), tl.trans(up)
     last = True
     if SPLITS > 1:
         cell = tl.program_id(1) * tl.num_programs(0) + tile

@@ -1,4 +1,4 @@
-"""Which kernel multiplies a matrix of a given shape, and with which blocks. Pure; measured on an H200 (docs/kernels.md).
+"""Which kernel multiplies a matrix of a given shape, and with which blocks. Pure; measured on an H200.
 
 What decides bits (the kernel, SPLITS, LANES) depends on the matrix alone; the rest may depend on the number of rows.
 """
@@ -15,6 +15,7 @@ RESIDENT_INPUTS = 2048
 RESIDENT_OUTPUTS = 16384
 _MULTIPROCESSORS = 132
 _SHARED_BYTES = 224_000
+_INPUTS_AHEAD = 256
 
 
 class LinearPlan(msgspec.Struct, frozen=True):
@@ -29,6 +30,7 @@ class LinearPlan(msgspec.Struct, frozen=True):
     stages: int = 0
     splits: int = 1
     lines_ahead: int = 0
+    inputs_ahead: int = 0
 
 
 def plan_linear(
@@ -36,12 +38,12 @@ def plan_linear(
 ) -> LinearPlan:
     """num_outputs: of one half in GATED mode. head_dim: in QKV mode."""
     if num_inputs <= RESIDENT_INPUTS and num_outputs <= RESIDENT_OUTPUTS:
-        return _resident(num_inputs, item_bytes)
+        return _resident(mode, num_inputs)
     block_outputs = min(64, max(16, _power(head_dim))) if mode == QKV else 64
-    rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    rows = next((size for size in (16, 32) if num_rows <= size), 64)
     splits = _splits(mode, num_inputs, num_outputs)
-    block_inputs, stages = _ring(mode, rows, block_outputs, num_inputs, item_bytes)
-    ahead = (4 if mode == GATED else 8) if item_bytes == 2 and num_inputs >= 512 * splits else 0
+    lines, inputs = _ahead(mode, rows, block_outputs, num_inputs // splits, item_bytes)
+    block_inputs, stages = _ring(mode, rows, block_outputs, num_inputs, item_bytes, inputs)
     return LinearPlan(
         block_rows=rows,
         block_outputs=block_outputs,
@@ -49,14 +51,15 @@ def plan_linear(
         block_inputs=block_inputs,
         stages=stages,
         splits=splits,
-        lines_ahead=ahead,
+        lines_ahead=lines,
+        inputs_ahead=inputs,
     )
 
 
-def _resident(num_inputs: int, item_bytes: int) -> LinearPlan:
-    lanes, warps = (4, 4) if num_inputs <= 1024 else (16, 8)
+def _resident(mode: int, num_inputs: int) -> LinearPlan:
+    lanes, warps = (4, 4 if mode == ADDING else 8) if num_inputs <= 1024 else (16, 8)
     lane_inputs = max(16, _power(-(-num_inputs // lanes)))
-    return LinearPlan(block_rows=16, block_outputs=16, warps=warps, lanes=lanes, lane_inputs=lane_inputs)
+    return LinearPlan(block_rows=8, block_outputs=16, warps=warps, lanes=lanes, lane_inputs=lane_inputs)
 
 
 def _splits(mode: int, num_inputs: int, num_outputs: int) -> int:
@@ -65,14 +68,26 @@ def _splits(mode: int, num_inputs: int, num_outputs: int) -> int:
     return 2 if few and mode not in (GATED, QKV) and num_inputs % 1024 == 0 else 1
 
 
-def _ring(mode: int, rows: int, block_outputs: int, num_inputs: int, item_bytes: int) -> tuple[int, int]:
+def _ahead(mode: int, rows: int, block_outputs: int, num_inputs: int, item_bytes: int) -> tuple[int, int]:
+    """(lines asked for, inputs loaded) before a program waits for the kernel before it."""
+    if item_bytes != 2 or num_inputs % 256 or num_inputs < 1024:
+        return 0, 0
+    if mode in (ADDING, QKV) and rows == 16 and block_outputs == 64:
+        return 0, _INPUTS_AHEAD
+    return (4 if mode == GATED else 8), 0
+
+
+def _ring(
+    mode: int, rows: int, block_outputs: int, num_inputs: int, item_bytes: int, inputs_ahead: int
+) -> tuple[int, int]:
     """(inputs of a block, blocks under way): as many bytes as shared memory holds, up to what was measured to pay."""
     matrices = 2 if mode == GATED else 1
+    column_bytes = (matrices * block_outputs + rows) * item_bytes
     wide = 256 if mode == QKV and rows == 16 else 128
     block_inputs = wide if num_inputs % wide == 0 else 64
-    block_bytes = (matrices * block_outputs + rows) * block_inputs * item_bytes
-    wanted = {256: 4, 128: 4 if mode == GATED else 6}.get(block_inputs, 9)
-    return block_inputs, max(2, min(wanted, _SHARED_BYTES // block_bytes))
+    wanted = {256: 3, 128: {GATED: 4, ADDING: 5}.get(mode, 6)}.get(block_inputs, 9)
+    free_bytes = _SHARED_BYTES - inputs_ahead * column_bytes
+    return block_inputs, max(2, min(wanted, free_bytes // (block_inputs * column_bytes)))
 
 
 def _power(number: int) -> int:

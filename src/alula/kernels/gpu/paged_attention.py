@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from alula.kernels.gpu.launch import arrivals, launches_early
+from alula.kernels.gpu.products import begin, wait
 from alula.kernels.reference.paged import PagedRows
 
 CHUNK = 64
@@ -95,13 +96,20 @@ def _block_kernel(
     ROWS: tl.constexpr, CHUNK: tl.constexpr, NUM_SPLITS: tl.constexpr,
     COMBINED_SPLITS: tl.constexpr, COMBINED_ROWS: tl.constexpr, PDL: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(PDL)
     request, head = tl.program_id(0) // K, tl.program_id(0) % K
     tile, split = tl.program_id(1), tl.program_id(2)
+    # Written before the forward's first kernel began to let others start early (stream.py).
     first = tl.load(first_ptr + request)
     seat = tl.load(seats_ptr + request)
+    table_ptr = tables_ptr + seat.to(tl.int64) * table_stride
+    k_ptr += head * k_head
+    v_ptr += head * v_head
+    # Keys and values of earlier positions too: no kernel under way writes them.
+    k_TD, v_TD = load_chunk(
+        k_ptr, v_ptr, table_ptr, k_slot, v_slot, split * CHUNK, 0, first - 1, D, BLOCK_D, PAGE, CHUNK
+    )  # fmt: skip
+    wait(PDL)
     x_X = tile * ROWS + tl.arange(0, ROWS)
     d_D = tl.arange(0, BLOCK_D)
     mine_XD = (x_X < width * G)[:, None] & (d_D < D)[None, :]
@@ -117,15 +125,22 @@ def _block_kernel(
     active = tl.minimum(num_chunks, NUM_SPLITS)
     if split >= active:
         return
-    table_ptr = tables_ptr + seat.to(tl.int64) * table_stride
     sight_X = tl.minimum(first + x_X // G, table_pages * PAGE - 1)
     m_X = tl.full([ROWS], float("-inf"), tl.float32)
     l_X = tl.zeros([ROWS], tl.float32)
     acc_XD = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    for chunk in range(split, num_chunks, NUM_SPLITS):
+    new_k_TD, new_v_TD = load_chunk(
+        k_ptr, v_ptr, table_ptr, k_slot, v_slot, split * CHUNK, first, last, D, BLOCK_D, PAGE, CHUNK
+    )  # fmt: skip
+    is_new_T1 = (split * CHUNK + tl.arange(0, CHUNK) >= first)[:, None]
+    m_X, l_X, acc_XD = attend(
+        m_X, l_X, acc_XD, q_XD, tl.where(is_new_T1, new_k_TD, k_TD), tl.where(is_new_T1, new_v_TD, v_TD),
+        split * CHUNK, sight_X, scale, CHUNK, True, WIDEN,
+    )  # fmt: skip
+    for chunk in range(split + NUM_SPLITS, num_chunks, NUM_SPLITS):
         m_X, l_X, acc_XD = attend_chunk(
-            m_X, l_X, acc_XD, q_XD, k_ptr + head * k_head, v_ptr + head * v_head, table_ptr, k_slot, v_slot,
-            chunk * CHUNK, last, sight_X, scale, D, BLOCK_D, PAGE, CHUNK, True, WIDEN,
+            m_X, l_X, acc_XD, q_XD, k_ptr, v_ptr, table_ptr, k_slot, v_slot, chunk * CHUNK, last, sight_X, scale,
+            D, BLOCK_D, PAGE, CHUNK, True, WIDEN,
         )  # fmt: skip
     line_X = (row_X * (K * G) + head_X).to(tl.int64)
     if active == 1:
@@ -149,6 +164,24 @@ def _block_kernel(
 
 
 @triton.jit
+def load_chunk(
+    k_ptr, v_ptr, table_ptr, k_slot, v_slot, start, begin_at, last, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Keys and values [T, D] of a chunk at its positions from `begin_at` to `last`, zeros elsewhere. `k_ptr` and
+    `v_ptr` point at a head."""
+    d_D = tl.arange(0, BLOCK_D)
+    position_T = start + tl.arange(0, CHUNK)
+    wanted_T = (position_T >= begin_at) & (position_T <= last)
+    page_T = tl.load(table_ptr + position_T // PAGE, mask=wanted_T, other=0)
+    slot_T = page_T.to(tl.int64) * PAGE + position_T % PAGE
+    read_TD = wanted_T[:, None] & (d_D < D)[None, :]
+    k_TD = tl.load(k_ptr + slot_T[:, None] * k_slot + d_D[None, :], mask=read_TD, other=0.0)
+    v_TD = tl.load(v_ptr + slot_T[:, None] * v_slot + d_D[None, :], mask=read_TD, other=0.0)
+    return k_TD, v_TD
+
+
+@triton.jit
 def attend_chunk(
     m_X, l_X, acc_XD, q_XD, k_ptr, v_ptr, table_ptr, k_slot, v_slot, start, last, sight_X, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
@@ -156,17 +189,25 @@ def attend_chunk(
 ):  # fmt: skip
     """A chunk's part of an online softmax: (maximum, sum, weighted values) before -> after. `k_ptr` and `v_ptr` point
     at a head. Without MASKED every row must see all of the chunk."""
-    d_D = tl.arange(0, BLOCK_D)
-    position_T = start + tl.arange(0, CHUNK)
-    read_TD = (d_D < D)[None, :]
     if MASKED:
-        page_T = tl.load(table_ptr + position_T // PAGE, mask=position_T <= last, other=0)
-        read_TD = read_TD & (position_T <= last)[:, None]
+        k_TD, v_TD = load_chunk(
+            k_ptr, v_ptr, table_ptr, k_slot, v_slot, start, start, last, D, BLOCK_D, PAGE, CHUNK
+        )  # fmt: skip
     else:
-        page_T = tl.load(table_ptr + position_T // PAGE)
-    slot_T = page_T.to(tl.int64) * PAGE + position_T % PAGE
-    k_TD = tl.load(k_ptr + slot_T[:, None] * k_slot + d_D[None, :], mask=read_TD, other=0.0)
-    v_TD = tl.load(v_ptr + slot_T[:, None] * v_slot + d_D[None, :], mask=read_TD, other=0.0)
+        k_TD, v_TD = load_chunk(
+            k_ptr, v_ptr, table_ptr, k_slot, v_slot, start, start, start + CHUNK, D, BLOCK_D, PAGE, CHUNK
+        )  # fmt: skip
+    m_X, l_X, acc_XD = attend(m_X, l_X, acc_XD, q_XD, k_TD, v_TD, start, sight_X, scale, CHUNK, MASKED, WIDEN)
+    return m_X, l_X, acc_XD
+
+
+@triton.jit
+def attend(
+    m_X, l_X, acc_XD, q_XD, k_TD, v_TD, start, sight_X, scale, CHUNK: tl.constexpr, MASKED: tl.constexpr,
+    WIDEN: tl.constexpr,
+):  # fmt: skip
+    """`attend_chunk` with keys and values at hand."""
+    position_T = start + tl.arange(0, CHUNK)
     if WIDEN:
         k_TD, v_TD = k_TD.to(tl.float32), v_TD.to(tl.float32)
     s_XT = tl.dot(q_XD, tl.trans(k_TD), input_precision="ieee") * scale

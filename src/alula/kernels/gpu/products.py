@@ -1,7 +1,8 @@
 """The two ways to multiply a few rows with a large constant matrix, and what may follow inside the same kernel.
 
 `streamed_product`: tiles of 64 or 128 weight rows by BLOCK_K columns flow through a ring in shared memory into the
-tensor cores, weights as the left operand, rows as the (narrow) right one. `resident_product`: for short rows of weights
+tensor cores, weights as the left operand, rows as the (narrow) right one; the first AHEAD_K columns are in registers
+before the program waits for the kernel before it. `resident_product`: for short rows of weights
 (small models), a program's whole share is loaded into registers before it waits for the kernel before it.
 
 Row independence (DESIGN 4.5): a row's sums run over the inputs in one order, by one kind of instruction, whatever
@@ -28,7 +29,12 @@ QKV: tl.constexpr = tl.constexpr(modes.QKV)
 @triton.jit
 def fetch_ahead(rows_O1, LINES: tl.constexpr):
     """Asks the second-level cache for the first LINES lines of 128 bytes of each row of 2-byte weights."""
-    pointers = rows_O1 + (tl.arange(0, LINES) * 64)[None, :]
+    fetch_lines(rows_O1 + (tl.arange(0, LINES) * 64)[None, :])
+
+
+@triton.jit
+def fetch_lines(pointers):
+    """Asks the second-level cache for the lines of 128 bytes that the pointers lie in."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",
@@ -65,44 +71,39 @@ def inverse_rms(squares_ptr, rows, row_ok, C, K, eps, C_PADDED: tl.constexpr):
 
 
 @triton.jit
+def weights_at(weight_O1, k, K, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """Columns k..k+BLOCK_K-1 of a tile's weights, [O, BLOCK_K]."""
+    lane = k + tl.arange(0, BLOCK_K)
+    if EVEN_K:
+        return tl.load(weight_O1 + lane[None, :])
+    return tl.load(weight_O1 + lane[None, :], mask=(lane < K)[None, :], other=0.0)
+
+
+@triton.jit
+def inputs_at(x_R1, row_ok, k, K, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """Columns k..k+BLOCK_K-1 of the rows, [R, BLOCK_K]."""
+    lane = k + tl.arange(0, BLOCK_K)
+    if EVEN_K:
+        return tl.load(x_R1 + lane[None, :], mask=row_ok[:, None], other=0.0)
+    return tl.load(x_R1 + lane[None, :], mask=row_ok[:, None] & (lane < K)[None, :], other=0.0)
+
+
+@triton.jit
 def streamed_product(
-    x_ptr,
-    rows,
-    row_ok,
-    x_stride,
-    weight_O1,
-    second_offset,
-    first_k,
-    K,
-    TWO: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """[R, O] sums over inputs first_k..K-1 (K exclusive) of x times the weight rows, and with TWO of x times those
+    sums, second, x_R1, row_ok, weight_O1, second_offset, first_k, K, TWO: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Adds to [O, R] sums over inputs first_k..K-1 of x times the weight rows, and with TWO of x times those
     `second_offset` elements further on."""
-    lane = tl.arange(0, BLOCK_K)
-    x_rows = x_ptr + rows.to(tl.int64)[:, None] * x_stride
-    sums = tl.zeros((BLOCK_O, BLOCK_R), tl.float32)
-    second = tl.zeros((BLOCK_O, BLOCK_R), tl.float32)
-    for start in tl.range(first_k, K, BLOCK_K, num_stages=STAGES):
-        k = start + lane
-        if EVEN_K:
-            w = tl.load(weight_O1 + k[None, :])
-            x = tl.load(x_rows + k[None, :], mask=row_ok[:, None], other=0.0)
-            if TWO:
-                w2 = tl.load(weight_O1 + second_offset + k[None, :])
-        else:
-            w = tl.load(weight_O1 + k[None, :], mask=(k < K)[None, :], other=0.0)
-            x = tl.load(x_rows + k[None, :], mask=row_ok[:, None] & (k < K)[None, :], other=0.0)
-            if TWO:
-                w2 = tl.load(weight_O1 + second_offset + k[None, :], mask=(k < K)[None, :], other=0.0)
+    for k in tl.range(first_k, K, BLOCK_K, num_stages=STAGES):
+        w = weights_at(weight_O1, k, K, BLOCK_K, EVEN_K)
+        x = inputs_at(x_R1, row_ok, k, K, BLOCK_K, EVEN_K)
+        if TWO:
+            w2 = weights_at(weight_O1 + second_offset, k, K, BLOCK_K, EVEN_K)
         sums = tl.dot(w, tl.trans(x), sums, input_precision="ieee")
         if TWO:
             second = tl.dot(w2, tl.trans(x), second, input_precision="ieee")
-    return tl.trans(sums), tl.trans(second)
+    return sums, second
 
 
 @triton.jit
@@ -138,7 +139,7 @@ def resident_product(x_ptr, rows, row_ok, x_stride, weights, K, LANES: tl.conste
     k = (tl.arange(0, LANES) * LANE_K)[:, None] + tl.arange(0, LANE_K)[None, :]
     mask = (k < K)[:, None, :] & row_ok[None, :, None]
     x = tl.load(x_ptr + rows.to(tl.int64)[None, :, None] * x_stride + k[:, None, :], mask=mask, other=0.0)
-    return tl.sum(tl.dot(x, tl.permute(weights, (0, 2, 1)), input_precision="ieee"), axis=0)
+    return tl.trans(tl.sum(tl.dot(weights, tl.permute(x, (0, 2, 1)), input_precision="ieee"), axis=0))
 
 
 @triton.jit

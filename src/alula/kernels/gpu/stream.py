@@ -1,6 +1,9 @@
 """Row operations that no product can take along: the embedding, a stream from a tensor, a finished norm, the draft's
 two norms side by side. Twins of kernels/reference/fused.py. One program a row.
 
+`embed` and `join_norms` are the first kernels of a forward. They let others start only after their own wait: so whatever
+was written before a forward (positions, tables, keys of earlier positions) may be read by all its kernels at once.
+
 R rows, H hidden, V vocabulary.
 """
 
@@ -81,12 +84,12 @@ def _enter_kernel(
     source_ptr, ids_ptr, norm_ptr, x_ptr, scaled_ptr, squares_ptr, H, source_stride, GATHER: tl.constexpr,
     BLOCK_H: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
-    begin(EARLY)
     row = tl.program_id(0)
     h = tl.arange(0, BLOCK_H)
     ok = h < H
     norm = tl.load(norm_ptr + h, mask=ok, other=0.0).to(tl.float32)
     wait(EARLY)
+    begin(EARLY)
     line = row.to(tl.int64)
     if GATHER:
         line = tl.load(ids_ptr + row)
@@ -120,13 +123,13 @@ def _join_kernel(
     ids_ptr, table_ptr, norm_ptr, feature_ptr, feature_norm_ptr, out_ptr, H, eps, feature_eps, feature_stride,
     BLOCK_H: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
-    begin(EARLY)
     row = tl.program_id(0)
     is_feature = tl.program_id(1) == 1
     h = tl.arange(0, BLOCK_H)
     ok = h < H
     norm = tl.load(tl.where(is_feature, feature_norm_ptr, norm_ptr) + h, mask=ok, other=0.0).to(tl.float32)
     wait(EARLY)
+    begin(EARLY)
     if is_feature:
         x = tl.load(feature_ptr + row.to(tl.int64) * feature_stride + h, mask=ok, other=0.0)
     else:

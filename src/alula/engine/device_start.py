@@ -1,0 +1,78 @@
+"""What a device-resident engine does before its first request: capture graphs, time steps. Says how far it is."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+from alula.engine.device_clock import Mark
+from alula.engine.device_cycle import DeviceCycle
+from alula.engine.device_phases import FEATURES_KEPT, FEATURES_READ, NO_FEATURES, Variant
+from alula.engine.setup import Parts
+from alula.engine.step_costs import StepCost
+
+_WARM_UPS, _TIMED = 2, 5
+
+Shape = tuple[int, int, Variant]  # batch, width, variant
+
+
+def prepare_graphs(cycle: DeviceCycle, parts: Parts, say: Callable[[str], None]) -> None:
+    """Captures what greedy requests need; other draws and widths are captured at their first use. Leaves the number of
+    graphs, seconds, memory and failures in the facts."""
+    refusal = cycle.graphs.refusal("")
+    shapes = [] if refusal else wanted_shapes(parts)
+    began = time.perf_counter()
+    cycle.prepare(shapes, lambda done, count: say(f"capturing CUDA graphs: {done} of {count}"))
+    parts.facts["graphs"] = {
+        "captured": cycle.graphs.num_captured,
+        "seconds": round(time.perf_counter() - began, 2),
+        "memory_bytes": cycle.graphs.memory_bytes,
+        "batches": list(parts.config.graphs.batches),
+        "eager_by_option": list(parts.config.graphs.eager),
+        "refusal": refusal,
+        "failures": cycle.graphs.failures,
+    }
+
+
+def wanted_shapes(parts: Parts) -> list[Shape]:
+    """Every batch size that this engine can meet, with the widths that it will use."""
+    sizes = parts.config.graphs.batches
+    enough = next((size for size in sizes if size >= parts.config.max_batch), sizes[-1])
+    speculation = parts.config.speculation
+    drafts = parts.drafter is not None and speculation.speculate != "never"
+    widths = sorted({speculation.steps + 1, *parts.config.graphs.widths} - {1}) if drafts else []
+    found: list[Shape] = []
+    for batch in (size for size in sizes if size <= enough):
+        found.append((batch, 1, Variant(features=NO_FEATURES)))
+        if drafts:
+            found.append((batch, 1, Variant(features=FEATURES_KEPT)))
+        found += [(batch, width, Variant(features=FEATURES_READ)) for width in widths]
+    return found
+
+
+def time_steps(cycle: DeviceCycle, parts: Parts) -> tuple[StepCost, ...]:
+    """A plain step and a drafted cycle of each batch size, as graphs, with short caches."""
+    if parts.drafter is None or parts.config.speculation.speculate == "never":
+        return ()
+    width = parts.config.speculation.steps + 1
+    sizes = sorted({batch for batch, _, _ in wanted_shapes(parts)})
+    costs = []
+    for batch in sizes:
+        with cycle.state.dummies(batch):
+            plain_ms = _median_ms(cycle, parts, (batch, 1, Variant(features=FEATURES_KEPT)))
+            cycle_ms = _median_ms(cycle, parts, (batch, width, Variant(features=FEATURES_READ)))
+        costs.append(StepCost(batch=batch, plain_ms=plain_ms, cycle_ms=cycle_ms))
+    return tuple(costs)
+
+
+def _median_ms(cycle: DeviceCycle, parts: Parts, shape: Shape) -> float:
+    times = []
+    for index in range(_WARM_UPS + _TIMED):
+        begin = Mark(parts.device)
+        cycle.replay(*shape)
+        end = Mark(parts.device)
+        end.wait()
+        if index >= _WARM_UPS:
+            times.append(end.since_ms(begin))
+    return statistics.median(times)
