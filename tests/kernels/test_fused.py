@@ -34,7 +34,7 @@ def _deferred(rows: int, inputs: int, dtype: torch.dtype, parts: int = 3) -> Def
 
 
 def _close(found: Tensor, expected: Tensor) -> None:
-    tolerance = TOLERANCE[expected.dtype] if expected.dtype in TOLERANCE else 2e-5
+    tolerance = TOLERANCE.get(expected.dtype, 2e-5)
     scale = expected.float().abs().max().item() + 1e-6
     assert (found.float() - expected.float()).abs().max().item() <= tolerance * scale
 

@@ -144,9 +144,13 @@ class DeviceCycle:
         kept = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         return kept.copy_(values, non_blocking=True)
 
-    def _draw_on_host(self, flight: Flight, parts: list[Scheduled], batch: int, width: int, logits_RV: Tensor) -> None:
+    def _draw_on_host(
+        self, flight: Flight, parts: list[Scheduled], batch: int, width: int, logits_RV: Tensor
+    ) -> None:
         drafts = self.state.seats.drafts_SK[self.state.buffers(batch, 1).seats_B.long()].tolist()
-        drawn = self._host.draw(parts, [line[: width - 1] for line in drafts], logits_RV[: len(parts) * width], width)
+        drawn = self._host.draw(
+            parts, [line[: width - 1] for line in drafts], logits_RV[: len(parts) * width], width
+        )
         flight.logprobs |= drawn.logprobs
         missing = (batch - len(parts)) * width
         draws_R = torch.tensor([*drawn.tokens, *[0] * missing], device=self._engine.device)

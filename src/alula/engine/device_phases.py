@@ -234,7 +234,13 @@ class DevicePhases:
         self, normed: Deferred, forward: BlockInput, seats_B: Tensor, positions_B: Tensor, variant: Variant
     ) -> Tensor:
         drafts_B: Tensor = self._kernels.draws.draw_draft_tokens(
-            *(self._model.block_logits(normed, forward), self._model.hot_D, self._state.sampling, seats_B, positions_B),
+            *(
+                self._model.block_logits(normed, forward),
+                self._model.hot_D,
+                self._state.sampling,
+                seats_B,
+                positions_B,
+            ),
             filtered=variant.filtered,
             sampled=variant.sampled,
         )

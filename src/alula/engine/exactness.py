@@ -58,7 +58,9 @@ def plan_exactness(
     On a GPU the kernels of the device-resident cycle keep rows apart by construction; without them (`block_refusal`
     says why) torch's own do not."""
     if device.type != "cpu":
-        return Exactness(off=None if block_refusal is None else f"torch_kernels_not_row_independent: {block_refusal}")
+        return Exactness(
+            off=None if block_refusal is None else f"torch_kernels_not_row_independent: {block_refusal}"
+        )
     if not wanted and dtype != torch.float32:
         return Exactness(off=f"{str(dtype).removeprefix('torch.')}_on_cpu_without_exact")
     scratch = scratch_geometry(geometry, KV_MULTIPLE)

@@ -25,6 +25,7 @@ from alula.kernels.gpu.products import (
     fetch_ahead,
     inputs_at,
     inverse_rms,
+    resident_inputs,
     resident_product,
     resident_weights,
     streamed_product,
@@ -154,7 +155,13 @@ def _run(
     device: torch.device,
 ) -> None:
     if plan.lanes:
-        _resident_kernel[grid[:2]](*tensors, *numbers, LANES=plan.lanes, LANE_K=plan.lane_inputs, **flags)
+        _resident_kernel[grid[:2]](
+            *(*tensors, *numbers),
+            LANES=plan.lanes,
+            LANE_K=plan.lane_inputs,
+            REST_K=plan.rest_inputs,
+            **flags,
+        )
         return
     num_cells = grid[0] * grid[1] * plan.splits * plan.block_rows * plan.block_outputs
     work = torch.empty(num_cells if plan.splits > 1 else 1, dtype=torch.float32, device=device)
@@ -263,21 +270,31 @@ def _streamed_kernel(
 def _resident_kernel(
     x_ptr, squares_ptr, weight_ptr, bias_ptr, onto_ptr, norm_ptr, scaled_ptr, out_ptr, squares_out_ptr, k_ptr, v_ptr,
     cos_ptr, sin_ptr, positions_ptr, slots_ptr, R, K, O, C, C_OUT, x_stride, N, KV, k_stride, v_stride, eps,
-    LANES: tl.constexpr, LANE_K: tl.constexpr, MODE: tl.constexpr, DEFERRED: tl.constexpr, BIAS: tl.constexpr,
+    LANES: tl.constexpr, LANE_K: tl.constexpr, REST_K: tl.constexpr, MODE: tl.constexpr, DEFERRED: tl.constexpr, BIAS: tl.constexpr,
     HEAD_DIM: tl.constexpr, C_PADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_O: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
-    begin(EARLY)
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     row_ok = rows < R
     columns, column_ok = columns_of(tile, O, HEAD_DIM, MODE, BLOCK_O)
-    weights = resident_weights(weight_ptr, columns, column_ok, K, LANES, LANE_K)
+    w = resident_weights(weight_ptr, columns, column_ok, 0, K, LANES, LANE_K)
+    w_rest = w
+    if REST_K > 0:
+        w_rest = resident_weights(weight_ptr, columns, column_ok, LANES * LANE_K, K, LANES, REST_K)
     if MODE == GATED:
-        second = resident_weights(weight_ptr + O * K, columns, column_ok, K, LANES, LANE_K)
+        w2 = resident_weights(weight_ptr + O * K, columns, column_ok, 0, K, LANES, LANE_K)
+        w2_rest = w2
+        if REST_K > 0:
+            w2_rest = resident_weights(weight_ptr + O * K, columns, column_ok, LANES * LANE_K, K, LANES, REST_K)
     norm = tl.zeros((BLOCK_O,), tl.float32)
     if MODE == ADDING:
         norm = tl.load(norm_ptr + columns, mask=column_ok, other=0.0).to(tl.float32)
     wait(EARLY)
+    begin(EARLY)  # not sooner: the next kernels' programs would crowd this one's
+    x = resident_inputs(x_ptr, rows, row_ok, x_stride, 0, K, LANES, LANE_K)
+    x_rest = x
+    if REST_K > 0:
+        x_rest = resident_inputs(x_ptr, rows, row_ok, x_stride, LANES * LANE_K, K, LANES, REST_K)
     onto = tl.zeros((BLOCK_R, BLOCK_O), tl.float32)
     scale = tl.zeros((BLOCK_R,), tl.float32)
     if MODE == ADDING:
@@ -285,10 +302,10 @@ def _resident_kernel(
         onto = tl.load(onto_ptr + at, mask=row_ok[:, None] & column_ok[None, :], other=0.0).to(tl.float32)
     if DEFERRED:
         scale = inverse_rms(squares_ptr, rows, row_ok, C, K, eps, C_PADDED)
-    y = resident_product(x_ptr, rows, row_ok, x_stride, weights, K, LANES, LANE_K)
+    y = resident_product(w, w_rest, x, x_rest, REST_K)
     up = tl.zeros_like(y)
     if MODE == GATED:
-        up = resident_product(x_ptr, rows, row_ok, x_stride, second, K, LANES, LANE_K)
+        up = resident_product(w2, w2_rest, x, x_rest, REST_K)
     _finish_tile(
         y, up, scale, bias_ptr, onto, norm, out_ptr, scaled_ptr, squares_out_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr,
         positions_ptr, slots_ptr, rows, row_ok, columns, column_ok, tile, O, C_OUT, N, KV, k_stride, v_stride,

@@ -19,13 +19,15 @@ _INPUTS_AHEAD = 256
 
 
 class LinearPlan(msgspec.Struct, frozen=True):
-    """Blocks of one product. lanes > 0: the resident kernel, with stretches of `lane_inputs`; else the streamed one."""
+    """Blocks of one product. lanes > 0: the resident kernel, each holding a
+    stretch of `lane_inputs` and one of `rest_inputs`; else the streamed one."""
 
     block_rows: int
     block_outputs: int
     warps: int
     lanes: int = 0
     lane_inputs: int = 0
+    rest_inputs: int = 0
     block_inputs: int = 0
     stages: int = 0
     splits: int = 1
@@ -38,7 +40,7 @@ def plan_linear(
 ) -> LinearPlan:
     """num_outputs: of one half in GATED mode. head_dim: in QKV mode."""
     if num_inputs <= RESIDENT_INPUTS and num_outputs <= RESIDENT_OUTPUTS:
-        return _resident(mode, num_inputs)
+        return _resident(num_inputs)
     block_outputs = min(64, max(16, _power(head_dim))) if mode == QKV else 64
     rows = next((size for size in (16, 32) if num_rows <= size), 64)
     splits = _splits(mode, num_inputs, num_outputs)
@@ -56,10 +58,18 @@ def plan_linear(
     )
 
 
-def _resident(mode: int, num_inputs: int) -> LinearPlan:
-    lanes, warps = (4, 4 if mode == ADDING else 8) if num_inputs <= 1024 else (16, 8)
-    lane_inputs = max(16, _power(-(-num_inputs // lanes)))
-    return LinearPlan(block_rows=8, block_outputs=16, warps=warps, lanes=lanes, lane_inputs=lane_inputs)
+def _resident(num_inputs: int) -> LinearPlan:
+    lanes, warps = (4, 4) if num_inputs <= 1024 else (8, 8)
+    lane_inputs, rest_inputs = _stretches(num_inputs, lanes)
+    return LinearPlan(8, 16, warps, lanes=lanes, lane_inputs=lane_inputs, rest_inputs=rest_inputs)
+
+
+def _stretches(num_inputs: int, lanes: int) -> tuple[int, int]:
+    """Inputs of each lane in two powers of two, the second of which may be 0: as few in all as cover the inputs."""
+    whole = max(16, _power(-(-num_inputs // lanes)))
+    half = whole // 2
+    rest = max(16, _power(-(-(num_inputs - lanes * half) // lanes)))
+    return (half, rest) if half >= 16 and rest < half else (whole, 0)
 
 
 def _splits(mode: int, num_inputs: int, num_outputs: int) -> int:

@@ -12,20 +12,21 @@ one query head of a row.
 
 from __future__ import annotations
 
+import functools
+
+import msgspec
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from alula.kernels.gpu.combine_splits import combine_splits
 from alula.kernels.gpu.launch import arrivals, launches_early
 from alula.kernels.gpu.products import begin, wait
 from alula.kernels.reference.paged import PagedRows
 
-CHUNK = 64
 NUM_SPLITS = 16
 ROWS = 16  # of every tile, whatever W*G is: another height is another matrix instruction, with other bits
-NUM_WARPS = 8
-COMBINED_SPLITS = 8
 _COMBINED_FLOATS = 64  # of a thread, so that all reads of a step are under way together
 _LOG2E = 1.4426950408889634
 
@@ -40,9 +41,10 @@ def block_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, rows: PagedRows
     out_RE = q_RND.new_empty(num_rows, num_heads * head_dim)
     if not num_rows:
         return out_RE
+    shape = chunk_shape(head_dim, k_SKD.element_size())
     num_tiles = triton.cdiv(rows.width * (num_heads // num_kv_heads), ROWS)
     table_pages = rows.tables_SP.shape[1]
-    num_splits = min(NUM_SPLITS, triton.cdiv(table_pages * rows.page_tokens, CHUNK))
+    num_splits = min(NUM_SPLITS, triton.cdiv(table_pages * rows.page_tokens, shape.positions))
     num_lines = num_rows * num_heads
     partial = q_RND.new_empty(
         (num_lines * NUM_SPLITS * (head_dim + 2)) if num_splits > 1 else 1, dtype=torch.float32
@@ -60,14 +62,14 @@ def block_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, rows: PagedRows
         BLOCK_D=padded_dim(head_dim),
         PAGE=rows.page_tokens,
         ROWS=ROWS,
-        CHUNK=CHUNK,
+        CHUNK=shape.positions,
         NUM_SPLITS=NUM_SPLITS,
-        COMBINED_SPLITS=COMBINED_SPLITS,
-        COMBINED_ROWS=combined_rows(head_dim),
-        PDL=pdl,
+        COMBINED_SPLITS=shape.combined_splits,
+        COMBINED_ROWS=shape.combined_rows,
+        EARLY=pdl,
         WIDEN=q_RND.device.type == "cpu",
-        num_warps=NUM_WARPS,
-        num_stages=num_stages(head_dim, k_SKD.element_size()),
+        num_warps=shape.warps,
+        num_stages=shape.stages,
         **({"launch_pdl": True} if pdl else {}),
     )
     return out_RE
@@ -78,14 +80,25 @@ def padded_dim(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
 
 
-def combined_rows(head_dim: int) -> int:
-    """Folded rows that the last program combines at once."""
-    return min(ROWS, max(1, _COMBINED_FLOATS * 32 * NUM_WARPS // (COMBINED_SPLITS * padded_dim(head_dim))))
+class ChunkShape(msgspec.Struct, frozen=True):
+    """positions of a chunk, warps of a program, stages of its loop, splits and folded rows that are combined at once."""
+
+    positions: int
+    warps: int
+    stages: int
+    combined_splits: int
+    combined_rows: int
 
 
-def num_stages(head_dim: int, element_bytes: int) -> int:
-    """5: keys and values of two chunks are under way; 3, where two would not fit into shared memory: of one."""
-    return 5 if 4 * CHUNK * padded_dim(head_dim) * element_bytes <= 1 << 16 else 3
+@functools.cache
+def chunk_shape(head_dim: int, element_bytes: int) -> ChunkShape:
+    """Measured on an H200; depends on the model alone, never on rows or lengths. Five stages keep the keys and values
+    of two chunks under way, three of one, where two would not fit into shared memory."""
+    padded = padded_dim(head_dim)
+    positions, warps, splits = (32, 4, 16) if head_dim <= 64 else (64, 8, 8)
+    stages = 5 if 4 * positions * padded * element_bytes <= 1 << 16 else 3
+    rows = min(ROWS, max(1, _COMBINED_FLOATS * 32 * warps // (splits * padded)))
+    return ChunkShape(positions, warps, stages, splits, rows)
 
 
 @triton.jit(do_not_specialize=["width", "table_pages", "table_stride", "num_lines"])
@@ -94,22 +107,24 @@ def _block_kernel(
     width, table_pages, table_stride, num_lines, q_stride, k_slot, k_head, v_slot, v_head, scale,
     K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    COMBINED_SPLITS: tl.constexpr, COMBINED_ROWS: tl.constexpr, PDL: tl.constexpr, WIDEN: tl.constexpr,
+    COMBINED_SPLITS: tl.constexpr, COMBINED_ROWS: tl.constexpr, EARLY: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    begin(PDL)
+    begin(EARLY)
     request, head = tl.program_id(0) // K, tl.program_id(0) % K
     tile, split = tl.program_id(1), tl.program_id(2)
     # Written before the forward's first kernel began to let others start early (stream.py).
     first = tl.load(first_ptr + request)
-    seat = tl.load(seats_ptr + request)
-    table_ptr = tables_ptr + seat.to(tl.int64) * table_stride
+    table_ptr = tables_ptr + tl.load(seats_ptr + request).to(tl.int64) * table_stride
+    last = tl.minimum(first + tl.minimum(width - 1, (tile * ROWS + ROWS - 1) // G), table_pages * PAGE - 1)
     k_ptr += head * k_head
     v_ptr += head * v_head
     # Keys and values of earlier positions too: no kernel under way writes them.
-    k_TD, v_TD = load_chunk(
-        k_ptr, v_ptr, table_ptr, k_slot, v_slot, split * CHUNK, 0, first - 1, D, BLOCK_D, PAGE, CHUNK
-    )  # fmt: skip
-    wait(PDL)
+    position_T = split * CHUNK + tl.arange(0, CHUNK)
+    slot_T = slots_of(table_ptr, position_T, last, PAGE)
+    old_T = position_T < first
+    k_TD = read_slots(k_ptr, slot_T, old_T, k_slot, D, BLOCK_D)
+    v_TD = read_slots(v_ptr, slot_T, old_T, v_slot, D, BLOCK_D)
+    wait(EARLY)
     x_X = tile * ROWS + tl.arange(0, ROWS)
     d_D = tl.arange(0, BLOCK_D)
     mine_XD = (x_X < width * G)[:, None] & (d_D < D)[None, :]
@@ -120,7 +135,6 @@ def _block_kernel(
     )
     if WIDEN:  # Triton's interpreter takes bf16 operands for integers
         q_XD = q_XD.to(tl.float32)
-    last = tl.minimum(first + tl.minimum(width - 1, (tile * ROWS + ROWS - 1) // G), table_pages * PAGE - 1)
     num_chunks = last // CHUNK + 1
     active = tl.minimum(num_chunks, NUM_SPLITS)
     if split >= active:
@@ -129,14 +143,10 @@ def _block_kernel(
     m_X = tl.full([ROWS], float("-inf"), tl.float32)
     l_X = tl.zeros([ROWS], tl.float32)
     acc_XD = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    new_k_TD, new_v_TD = load_chunk(
-        k_ptr, v_ptr, table_ptr, k_slot, v_slot, split * CHUNK, first, last, D, BLOCK_D, PAGE, CHUNK
-    )  # fmt: skip
-    is_new_T1 = (split * CHUNK + tl.arange(0, CHUNK) >= first)[:, None]
-    m_X, l_X, acc_XD = attend(
-        m_X, l_X, acc_XD, q_XD, tl.where(is_new_T1, new_k_TD, k_TD), tl.where(is_new_T1, new_v_TD, v_TD),
-        split * CHUNK, sight_X, scale, CHUNK, True, WIDEN,
-    )  # fmt: skip
+    new_T = (position_T >= first) & (position_T <= last)
+    k_TD = tl.where(new_T[:, None], read_slots(k_ptr, slot_T, new_T, k_slot, D, BLOCK_D), k_TD)
+    v_TD = tl.where(new_T[:, None], read_slots(v_ptr, slot_T, new_T, v_slot, D, BLOCK_D), v_TD)
+    m_X, l_X, acc_XD = attend(m_X, l_X, acc_XD, q_XD, k_TD, v_TD, split * CHUNK, sight_X, scale, CHUNK, True, WIDEN)
     for chunk in range(split + NUM_SPLITS, num_chunks, NUM_SPLITS):
         m_X, l_X, acc_XD = attend_chunk(
             m_X, l_X, acc_XD, q_XD, k_ptr, v_ptr, table_ptr, k_slot, v_slot, chunk * CHUNK, last, sight_X, scale,
@@ -157,28 +167,25 @@ def _block_kernel(
         counter_ptr = arrivals_ptr + (request * tl.num_programs(1) + tile) * K + head
         if tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == active - 1:
             tl.store(counter_ptr, 0)
-            _combine(
+            combine_splits(
                 partial_ptr, sums_ptr, out_ptr, request * width, head * G, tile * ROWS, width * G, num_lines, active,
                 K * G, G, D, BLOCK_D, ROWS, COMBINED_SPLITS, COMBINED_ROWS,
             )  # fmt: skip
 
 
 @triton.jit
-def load_chunk(
-    k_ptr, v_ptr, table_ptr, k_slot, v_slot, start, begin_at, last, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    PAGE: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Keys and values [T, D] of a chunk at its positions from `begin_at` to `last`, zeros elsewhere. `k_ptr` and
-    `v_ptr` point at a head."""
+def slots_of(table_ptr, position_T, last, PAGE: tl.constexpr):
+    """Cache slots of positions; the dummy page's behind `last`."""
+    page_T = tl.load(table_ptr + position_T // PAGE, mask=position_T <= last, other=0)
+    return page_T.to(tl.int64) * PAGE + position_T % PAGE
+
+
+@triton.jit
+def read_slots(ptr, slot_T, wanted_T, slot_stride, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Keys or values [T, D] of a head, zeros where they are not wanted."""
     d_D = tl.arange(0, BLOCK_D)
-    position_T = start + tl.arange(0, CHUNK)
-    wanted_T = (position_T >= begin_at) & (position_T <= last)
-    page_T = tl.load(table_ptr + position_T // PAGE, mask=wanted_T, other=0)
-    slot_T = page_T.to(tl.int64) * PAGE + position_T % PAGE
-    read_TD = wanted_T[:, None] & (d_D < D)[None, :]
-    k_TD = tl.load(k_ptr + slot_T[:, None] * k_slot + d_D[None, :], mask=read_TD, other=0.0)
-    v_TD = tl.load(v_ptr + slot_T[:, None] * v_slot + d_D[None, :], mask=read_TD, other=0.0)
-    return k_TD, v_TD
+    mask = wanted_T[:, None] & (d_D < D)[None, :]
+    return tl.load(ptr + slot_T[:, None] * slot_stride + d_D[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -189,14 +196,11 @@ def attend_chunk(
 ):  # fmt: skip
     """A chunk's part of an online softmax: (maximum, sum, weighted values) before -> after. `k_ptr` and `v_ptr` point
     at a head. Without MASKED every row must see all of the chunk."""
-    if MASKED:
-        k_TD, v_TD = load_chunk(
-            k_ptr, v_ptr, table_ptr, k_slot, v_slot, start, start, last, D, BLOCK_D, PAGE, CHUNK
-        )  # fmt: skip
-    else:
-        k_TD, v_TD = load_chunk(
-            k_ptr, v_ptr, table_ptr, k_slot, v_slot, start, start, start + CHUNK, D, BLOCK_D, PAGE, CHUNK
-        )  # fmt: skip
+    position_T = start + tl.arange(0, CHUNK)
+    end = last if MASKED else start + CHUNK
+    slot_T = slots_of(table_ptr, position_T, end, PAGE)
+    k_TD = read_slots(k_ptr, slot_T, position_T <= end, k_slot, D, BLOCK_D)
+    v_TD = read_slots(v_ptr, slot_T, position_T <= end, v_slot, D, BLOCK_D)
     m_X, l_X, acc_XD = attend(m_X, l_X, acc_XD, q_XD, k_TD, v_TD, start, sight_X, scale, CHUNK, MASKED, WIDEN)
     return m_X, l_X, acc_XD
 
@@ -221,52 +225,3 @@ def attend(
     l_X = l_X * shrink_X + tl.sum(p_XT, 1)
     acc_XD = tl.dot(p_XT.to(v_TD.dtype), v_TD, acc_XD * shrink_X[:, None], input_precision="ieee")
     return top_X, l_X, acc_XD
-
-
-@triton.jit
-def _combine(
-    partial_ptr, sums_ptr, out_ptr, first_row, first_head, first_x, num_x, num_lines, active,
-    N: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
-    COMBINED_SPLITS: tl.constexpr, COMBINED_ROWS: tl.constexpr,
-):  # fmt: skip
-    """Writes a tile's result from what its splits left, a few folded rows at a time."""
-    d_D = tl.arange(0, BLOCK_D)
-    for start in range(first_x, tl.minimum(first_x + ROWS, num_x), COMBINED_ROWS):
-        x_X = start + tl.arange(0, COMBINED_ROWS)
-        line_X = ((first_row + x_X // G) * N + first_head + x_X % G).to(tl.int64)
-        mine_X = x_X < num_x
-        out_XD = _sum_of_splits(
-            partial_ptr, sums_ptr, line_X, mine_X, num_lines, active, D, BLOCK_D, COMBINED_SPLITS, COMBINED_ROWS
-        )
-        mine_XD = mine_X[:, None] & (d_D < D)[None, :]
-        tl.store(out_ptr + line_X[:, None] * D + d_D[None, :], out_XD.to(out_ptr.dtype.element_ty), mask=mine_XD)
-
-
-@triton.jit
-def _sum_of_splits(
-    partial_ptr, sums_ptr, line_X, mine_X, num_lines, active,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, COMBINED_SPLITS: tl.constexpr, COMBINED_ROWS: tl.constexpr,
-):  # fmt: skip
-    """[X, D]: the sum over splits, in an order that does not depend on how many are active."""
-    d_D = tl.arange(0, BLOCK_D)
-    top_X = tl.full([COMBINED_ROWS], float("-inf"), tl.float32)
-    sum_X = tl.zeros([COMBINED_ROWS], tl.float32)
-    out_XD = tl.zeros([COMBINED_ROWS, BLOCK_D], tl.float32)
-    for first_split in range(0, active, COMBINED_SPLITS):
-        split_J = first_split + tl.arange(0, COMBINED_SPLITS)
-        part_XJ = split_J.to(tl.int64)[None, :] * num_lines + line_X[:, None]
-        there_XJ = mine_X[:, None] & (split_J < active)[None, :]
-        there_XJD = there_XJ[:, :, None] & (d_D < D)[None, None, :]
-        # .cg: past L1, which does not see what other processors wrote.
-        acc_ptr_XJD = partial_ptr + part_XJ[:, :, None] * D + d_D[None, None, :]
-        acc_XJD = tl.load(acc_ptr_XJD, mask=there_XJD, other=0.0, cache_modifier=".cg")
-        m_XJ = tl.load(sums_ptr + part_XJ * 2, mask=there_XJ, other=float("-inf"), cache_modifier=".cg")
-        l_XJ = tl.load(sums_ptr + part_XJ * 2 + 1, mask=there_XJ, other=0.0, cache_modifier=".cg")
-        # Every row sees split 0, so the first maximum is finite already.
-        new_X = tl.maximum(top_X, tl.max(m_XJ, 1))
-        weight_XJ = tl.exp2(m_XJ - new_X[:, None])
-        shrink_X = tl.exp2(top_X - new_X)
-        sum_X = sum_X * shrink_X + tl.sum(weight_XJ * l_XJ, 1)
-        out_XD = out_XD * shrink_X[:, None] + tl.sum(weight_XJ[:, :, None] * acc_XJD, 1)
-        top_X = new_X
-    return out_XD / sum_X[:, None]

@@ -126,20 +126,29 @@ def add_splits(
 
 
 @triton.jit
-def resident_weights(weight_ptr, columns, column_ok, K, LANES: tl.constexpr, LANE_K: tl.constexpr):
-    """A tile's weights, [LANES, O, LANE_K]: inputs cut into LANES stretches."""
-    k = (tl.arange(0, LANES) * LANE_K)[:, None] + tl.arange(0, LANE_K)[None, :]
+def resident_weights(weight_ptr, columns, column_ok, first_k, K, LANES: tl.constexpr, LANE_K: tl.constexpr):
+    """A tile's weights, [LANES, O, LANE_K]: inputs from `first_k` on, cut into LANES stretches."""
+    k = first_k + (tl.arange(0, LANES) * LANE_K)[:, None] + tl.arange(0, LANE_K)[None, :]
     mask = (k < K)[:, None, :] & column_ok[None, :, None]
     return tl.load(weight_ptr + columns.to(tl.int64)[None, :, None] * K + k[:, None, :], mask=mask, other=0.0)
 
 
 @triton.jit
-def resident_product(x_ptr, rows, row_ok, x_stride, weights, K, LANES: tl.constexpr, LANE_K: tl.constexpr):
-    """[R, O]: x times `resident_weights`; each warp sums some stretches, then the stretches are added in one order."""
-    k = (tl.arange(0, LANES) * LANE_K)[:, None] + tl.arange(0, LANE_K)[None, :]
+def resident_inputs(x_ptr, rows, row_ok, x_stride, first_k, K, LANES: tl.constexpr, LANE_K: tl.constexpr):
+    """The rows' inputs as `resident_weights` are cut, ready for a product: [LANES, LANE_K, R]."""
+    k = first_k + (tl.arange(0, LANES) * LANE_K)[:, None] + tl.arange(0, LANE_K)[None, :]
     mask = (k < K)[:, None, :] & row_ok[None, :, None]
     x = tl.load(x_ptr + rows.to(tl.int64)[None, :, None] * x_stride + k[:, None, :], mask=mask, other=0.0)
-    return tl.trans(tl.sum(tl.dot(weights, tl.permute(x, (0, 2, 1)), input_precision="ieee"), axis=0))
+    return tl.permute(x, (0, 2, 1))
+
+
+@triton.jit
+def resident_product(weights, rest, x, x_rest, REST_K: tl.constexpr):
+    """[R, O]: each warp sums some stretches, then the stretches are added in one order."""
+    sums = tl.dot(weights, x, input_precision="ieee")
+    if REST_K > 0:
+        sums = tl.dot(rest, x_rest, sums, input_precision="ieee")
+    return tl.trans(tl.sum(sums, axis=0))
 
 
 @triton.jit
