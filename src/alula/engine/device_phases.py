@@ -16,6 +16,7 @@ from torch import Tensor
 
 from alula.engine.device_state import KEPT_POSITIONS, DeviceState
 from alula.engine.setup import Parts
+from alula.kernels.reference.chain_rows import Prepared, picked
 from alula.kernels.reference.paged import PagedRows
 from alula.layers.block_input import BlockInput
 from alula.layers.block_kernels import BlockKernels
@@ -45,9 +46,6 @@ class Variant:
         return f"{'host' if self.host else self.draws}, features {self.features}"
 
 
-Prepared = tuple[Tensor, Tensor, Tensor, Tensor]  # ids_R, positions_R, slots_R, first_B
-
-
 @dataclass(frozen=True)
 class ChunkRead:
     """Known tokens that the target has read, from position `first` on. logits_1V: of the last, where it was asked."""
@@ -75,14 +73,17 @@ class DevicePhases:
 
         def run() -> Tensor:
             prepared = (buffers.ids_R, buffers.positions_R, buffers.slots_R, buffers.first_B)
-            self._kernels.seats.prepare_rows(state.seats, buffers.seats_B, width, *prepared)
+            target, chain = self._parts.target, self._kernels.chain
+            embedded = chain.embed_rows(
+                *(state.seats, buffers.seats_B, width, prepared, target.embedding.weight_VH, target.first_norm)
+            )
             forward = self._forward(self._parts.geometry, prepared, buffers.seats_B, width)
-            stream, features_RF = self._target(forward, variant.features != NO_FEATURES)
-            logits_RV = self._parts.target.block_logits(stream.normed, forward)
-            if variant.features == FEATURES_READ and features_RF is not None:
-                buffers.features_RF.copy_(features_RF)
-            if variant.features == FEATURES_KEPT and features_RF is not None:
-                state.kept_STF[buffers.seats_B.long(), buffers.positions_R % KEPT_POSITIONS] = features_RF
+            stream, features = self._target(forward, variant.features != NO_FEATURES, embedded)
+            logits_RV = target.block_logits(stream.normed, forward)
+            if variant.features == FEATURES_READ:
+                chain.store_features(features, buffers.features_RF)
+            elif variant.features == FEATURES_KEPT:
+                chain.keep_features(features, state.kept_STF, buffers.seats_B, buffers.positions_R)
             if not variant.host:
                 draws_R, bad_R = self._kernels.draws.draw_tokens(
                     *(logits_RV, state.sampling, buffers.seats_B, width, buffers.positions_R),
@@ -142,11 +143,12 @@ class DevicePhases:
         """Target forward over known tokens of the seat in `state.prompt`, at positions from `first` on. Eager."""
         ids_R = torch.tensor(ids, device=self._parts.device)
         forward = self._chunk(self._parts.geometry, ids_R, first)
-        stream, features_RF = self._target(forward, features)
+        stream, parts = self._target(forward, features)
+        features_RF = torch.cat(parts, dim=-1) if parts else None
         logits_1V = None
         if samples:
             last_1 = torch.tensor([len(ids) - 1], device=self._parts.device)
-            logits_1V = self._parts.target.block_logits(_picked(stream, last_1), forward)
+            logits_1V = self._parts.target.block_logits(picked(stream, last_1), forward)
         return ChunkRead(ids_R, first, features_RF, logits_1V)
 
     def draw_first(self, read: ChunkRead, variant: Variant) -> tuple[Tensor, Tensor]:
@@ -196,11 +198,13 @@ class DevicePhases:
         assert self._parts.drafter is not None
         return self._parts.drafter.geometry
 
-    def _target(self, forward: BlockInput, features: bool) -> tuple[Stream, Tensor | None]:
-        output = self._parts.target.block(forward, self._boundaries if features else ())
+    def _target(
+        self, forward: BlockInput, features: bool, embedded: Stream | None = None
+    ) -> tuple[Stream, tuple[Tensor, ...]]:
+        output = self._parts.target.block(forward, self._boundaries if features else (), embedded)
         if features and self._final_feature:
-            return output.stream, self._kernels.stream.finish(output.stream)
-        return output.stream, output.features_RF
+            return output.stream, (self._kernels.stream.finish(output.stream),)
+        return output.stream, output.features
 
     def _forward(self, geometry: Geometry, prepared: Prepared, seats_B: Tensor, width: int) -> BlockInput:
         """Rows of decoding."""
@@ -224,10 +228,10 @@ class DevicePhases:
         self, stream: Stream, last_B: Tensor, forward: BlockInput, seats_B: Tensor, variant: Variant
     ) -> None:
         """The rows `last_B` of a draft forward begin their requests' next chains: first draft and feedback."""
-        feedback_RH = self._model.block_feedback(stream, forward)
-        self._state.feedback_SH[seats_B.long()] = feedback_RH.index_select(0, last_B)
+        post = self._model.config.feedback == "post"
+        normed = self._kernels.chain.begin_chains(stream, last_B, seats_B, self._state.feedback_SH, post)
         positions_B = forward.positions_R.index_select(0, last_B)
-        drafts_B = self._draw_drafts(_picked(stream, last_B), forward, seats_B, positions_B, variant)
+        drafts_B = self._draw_drafts(normed, forward, seats_B, positions_B, variant)
         self._kernels.seats.store_first_drafts(self._state.seats, seats_B, drafts_B, 0)
 
     def _draw_drafts(
@@ -246,10 +250,3 @@ class DevicePhases:
         )
         return drafts_B
 
-
-def _picked(stream: Stream, rows: Tensor) -> Deferred:
-    """Some rows of a stream, ready for its norm."""
-    normed = stream.normed
-    squares_RC = normed.squares_RC
-    picked = None if squares_RC is None else squares_RC.index_select(0, rows)
-    return Deferred(normed.value_RI.index_select(0, rows), picked, normed.eps)

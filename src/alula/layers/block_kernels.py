@@ -1,6 +1,7 @@
 """The kernels of a device-resident cycle as one set: products for few and for many rows, attention, seats, draws.
 
-The definition is torch's (it runs anywhere, and tests the cycle on a CPU); on a GPU it is Triton's, or a reason why not.
+The definition is torch's (it runs anywhere, and tests the cycle on a CPU); on a GPU it is Triton's, or a reason why
+not.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from alula.kernels.reference import device_sampling, fused, paged, seats, wide
+from alula.kernels.reference import chain_rows, device_sampling, fused, paged, seats, wide
 from alula.kernels.reference.fused import Deferred, Norm, Rope, Stream
 from alula.kernels.reference.paged import PagedRows
 
@@ -47,13 +48,14 @@ Attend = Callable[[Tensor, Tensor, Tensor, PagedRows], Tensor]
 
 @dataclass(frozen=True)
 class BlockKernels:
-    """narrow: for the rows of decoding. wide: for more than NARROW_ROWS rows of a prompt. `seats` and `draws` are the
-    modules of that name: kernels/reference/seats.py and device_sampling.py, or their twins."""
+    """narrow: for the rows of decoding. wide: for more than NARROW_ROWS rows of a prompt. `chain`, `seats` and `draws`
+    are modules: kernels/reference/chain_rows.py, seats.py and device_sampling.py, or their twins."""
 
     name: str
     narrow: Products
     wide: Products
     stream: Any
+    chain: Any
     attend: Attend
     attend_wide: Attend
     seats: Any
@@ -75,6 +77,7 @@ def reference_block_kernels() -> BlockKernels:
         fused,
         wide,
         fused,
+        chain_rows,
         paged.block_attention,
         paged.prefill_attention,
         seats,
@@ -84,6 +87,7 @@ def reference_block_kernels() -> BlockKernels:
 
 def triton_block_kernels() -> BlockKernels:
     """The GPU's. Imports Triton."""
+    from alula.kernels.gpu import chain_rows as gpu_chain
     from alula.kernels.gpu import device_sampling as gpu_draws
     from alula.kernels.gpu import linear as gpu_linear
     from alula.kernels.gpu import seats as gpu_seats
@@ -96,6 +100,7 @@ def triton_block_kernels() -> BlockKernels:
         gpu_linear,
         wide,
         gpu_stream,
+        gpu_chain,
         block_attention,
         prefill_attention,
         gpu_seats,

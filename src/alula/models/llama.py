@@ -37,10 +37,10 @@ class TargetOutput:
 
 @dataclass(frozen=True)
 class BlockOutput:
-    """stream: behind the last layer, ready for the final norm. features_RF: as of TargetOutput."""
+    """stream: behind the last layer, ready for the final norm. features: [R, H] at each asked boundary."""
 
     stream: Stream
-    features_RF: Tensor | None
+    features: tuple[Tensor, ...]
 
 
 class DecoderLayer:
@@ -76,7 +76,6 @@ class DecoderLayer:
         attended_RH = self._attention(normed_RH, rotary, forward)
         middle_RH, normed_RH = self._mlp_norm.after_adding(entered_RH, attended_RH)
         return entered_RH, middle_RH, self._mlp(normed_RH, forward.phase)
-
 
     @property
     def attention_norm(self) -> Norm:
@@ -132,18 +131,26 @@ class LlamaModel:
         features_RF = torch.cat([kept[b] for b in boundaries], dim=-1) if boundaries else None
         return TargetOutput(hidden_RH, features_RF)
 
-    def block(self, forward: BlockInput, boundaries: tuple[int, ...] = ()) -> BlockOutput:
-        """One forward without host or ranks: what a graph captures. Boundaries as in a call."""
+    @property
+    def first_norm(self) -> Norm:
+        """The norm that reads the embedding."""
+        return self._layers[0].attention_norm
+
+    def block(
+        self, forward: BlockInput, boundaries: tuple[int, ...] = (), stream: Stream | None = None
+    ) -> BlockOutput:
+        """One forward without host or ranks: what a graph captures. Boundaries as in a call; stream: the embedding of
+        the rows, where the caller has it."""
         norms = [layer.attention_norm for layer in self._layers] + [self._norm.norm]
-        stream = forward.kernels.stream.embed(forward.ids_R, self.embedding.weight_VH, norms[0])
+        if stream is None:
+            stream = forward.kernels.stream.embed(forward.ids_R, self.embedding.weight_VH, norms[0])
         rope = self._rotary.at(forward.positions_R)
         kept: dict[int, Tensor] = {}
         for boundary, layer in enumerate(self._layers):
             kept[boundary] = stream.x_RH
             stream = layer.block(stream, rope, norms[boundary + 1], forward)
         kept[len(self._layers)] = stream.x_RH
-        features_RF = torch.cat([kept[b] for b in boundaries], dim=-1) if boundaries else None
-        return BlockOutput(stream, features_RF)
+        return BlockOutput(stream, tuple(kept[b] for b in boundaries))
 
     def block_logits(self, normed: Deferred, forward: BlockInput) -> Tensor:
         """[R, V] in the model's dtype."""
