@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from unittest import mock
 
-import engine_spy
 import msgspec
 
+import engine_spy
 from alula.core.config import GraphConfig
 from alula.core.sampling import SamplingParams
 from alula.engine.device_engine import DeviceEngine

@@ -1,4 +1,4 @@
-"""The fused products against their reference: shapes, dtypes, every mode; rows keep their bits whatever stands beside."""
+"""The fused products against their reference: shapes, dtypes, every mode; rows keep their bits whatever is beside."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from alula.core.shape import RopeScaling
 from alula.kernels.reference.fused import Rope
 from alula.kernels.reference.rope import inverse_frequencies, rope_tables
 
-
 # A cycle that was launched before its request's end was known runs past the context; its tokens are dropped.
 _POSITIONS_BEYOND = 32
 

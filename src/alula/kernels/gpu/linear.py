@@ -270,8 +270,9 @@ def _streamed_kernel(
 def _resident_kernel(
     x_ptr, squares_ptr, weight_ptr, bias_ptr, onto_ptr, norm_ptr, scaled_ptr, out_ptr, squares_out_ptr, k_ptr, v_ptr,
     cos_ptr, sin_ptr, positions_ptr, slots_ptr, R, K, O, C, C_OUT, x_stride, N, KV, k_stride, v_stride, eps,
-    LANES: tl.constexpr, LANE_K: tl.constexpr, REST_K: tl.constexpr, MODE: tl.constexpr, DEFERRED: tl.constexpr, BIAS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, C_PADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_O: tl.constexpr, EARLY: tl.constexpr
+    LANES: tl.constexpr, LANE_K: tl.constexpr, REST_K: tl.constexpr, MODE: tl.constexpr, DEFERRED: tl.constexpr,
+    BIAS: tl.constexpr, HEAD_DIM: tl.constexpr, C_PADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_O: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     rows = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)

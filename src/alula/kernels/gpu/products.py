@@ -9,8 +9,9 @@ Row independence (DESIGN 4.5): a row's sums run over the inputs in one order, by
 BLOCK_R, BLOCK_K, the number of rows and the ring's depth are; SPLITS (of the inputs, over programs) and LANES (within
 one) are chosen from the matrix's shape alone.
 
-Early start (programmatic dependent launch, CUDA programming guide): with EARLY a kernel lets the next one start at once,
-fetches constant weights, then waits until everything before it is done. It touches nothing that changes before that.
+Early start (programmatic dependent launch, CUDA programming guide): with EARLY a kernel lets the next one start at
+once, fetches constant weights, then waits until everything before it is done. It touches nothing that changes before
+that.
 
 R rows, O outputs, K inputs, C parts of a row's sum of squares.
 """

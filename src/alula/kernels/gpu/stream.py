@@ -1,8 +1,9 @@
 """Row operations that no product can take along: the embedding, a stream from a tensor, a finished norm, the draft's
 two norms side by side. Twins of kernels/reference/fused.py. One program a row.
 
-`embed` and `join_norms` are the first kernels of a forward. They let others start only after their own wait: so whatever
-was written before a forward (positions, tables, keys of earlier positions) may be read by all its kernels at once.
+`embed` and `join_norms` are the first kernels of a forward. They let others start only after their own wait: so
+whatever was written before a forward (positions, tables, keys of earlier positions) may be read by all its kernels at
+once.
 
 R rows, H hidden, V vocabulary.
 """
