@@ -81,7 +81,7 @@ def padded_dim(head_dim: int) -> int:
 
 
 class ChunkShape(msgspec.Struct, frozen=True):
-    """positions of a chunk, warps of a program, stages of its loop, splits and folded rows that are combined at once."""
+    """positions of a chunk, warps of a program, stages of its loop, splits and folded rows combined at once."""
 
     positions: int
     warps: int
@@ -130,9 +130,8 @@ def _block_kernel(
     mine_XD = (x_X < width * G)[:, None] & (d_D < D)[None, :]
     row_X = request * width + x_X // G
     head_X = head * G + x_X % G
-    q_XD = tl.load(
-        q_ptr + row_X[:, None] * q_stride + (head_X * D)[:, None] + d_D[None, :], mask=mine_XD, other=0.0
-    )
+    q_at_XD = q_ptr + row_X[:, None] * q_stride + (head_X * D)[:, None] + d_D[None, :]
+    q_XD = tl.load(q_at_XD, mask=mine_XD, other=0.0)
     if WIDEN:  # Triton's interpreter takes bf16 operands for integers
         q_XD = q_XD.to(tl.float32)
     num_chunks = last // CHUNK + 1
@@ -153,6 +152,23 @@ def _block_kernel(
             D, BLOCK_D, PAGE, CHUNK, True, WIDEN,
         )  # fmt: skip
     line_X = (row_X * (K * G) + head_X).to(tl.int64)
+    _leave(
+        acc_XD, m_X, l_X, partial_ptr, out_ptr, arrivals_ptr + (request * tl.num_programs(1) + tile) * K + head,
+        line_X, split, active, request * width, head * G, tile * ROWS, width * G, num_lines,
+        K * G, G, D, BLOCK_D, ROWS, NUM_SPLITS, COMBINED_SPLITS, COMBINED_ROWS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _leave(
+    acc_XD, m_X, l_X, partial_ptr, out_ptr, counter_ptr, line_X, split, active, first_row, first_head, first_x, num_x,
+    num_lines, N: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, COMBINED_SPLITS: tl.constexpr, COMBINED_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Writes the result of a tile that has one split. Of several, each leaves its part, and the last one combines."""
+    mine_X = first_x + tl.arange(0, ROWS) < num_x
+    d_D = tl.arange(0, BLOCK_D)
+    mine_XD = mine_X[:, None] & (d_D < D)[None, :]
     if active == 1:
         # Bit for bit what combining would give: its weight would be exp2(0) = 1 and the others would add zeros.
         out_XD = (acc_XD / l_X[:, None]).to(out_ptr.dtype.element_ty)
@@ -161,15 +177,14 @@ def _block_kernel(
         part_X = split.to(tl.int64) * num_lines + line_X
         sums_ptr = partial_ptr + NUM_SPLITS * num_lines.to(tl.int64) * D
         tl.store(partial_ptr + part_X[:, None] * D + d_D[None, :], acc_XD, mask=mine_XD)
-        tl.store(sums_ptr + part_X * 2, m_X, mask=x_X < width * G)
-        tl.store(sums_ptr + part_X * 2 + 1, l_X, mask=x_X < width * G)
+        tl.store(sums_ptr + part_X * 2, m_X, mask=mine_X)
+        tl.store(sums_ptr + part_X * 2 + 1, l_X, mask=mine_X)
         tl.debug_barrier()  # all of the program's stores before its one arrival
-        counter_ptr = arrivals_ptr + (request * tl.num_programs(1) + tile) * K + head
         if tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == active - 1:
             tl.store(counter_ptr, 0)
             combine_splits(
-                partial_ptr, sums_ptr, out_ptr, request * width, head * G, tile * ROWS, width * G, num_lines, active,
-                K * G, G, D, BLOCK_D, ROWS, COMBINED_SPLITS, COMBINED_ROWS,
+                partial_ptr, sums_ptr, out_ptr, first_row, first_head, first_x, num_x, num_lines, active,
+                N, G, D, BLOCK_D, ROWS, COMBINED_SPLITS, COMBINED_ROWS,
             )  # fmt: skip
 
 
