@@ -28,6 +28,9 @@ from alula.kernels.reference.paged import PagedRows
 NUM_SPLITS = 16
 ROWS = 16  # of every tile, whatever W*G is: another height is another matrix instruction, with other bits
 _COMBINED_FLOATS = 64  # of a thread, so that all reads of a step are under way together
+# Up to so many kv heads of requests a program takes registers for keys before its turn comes; with more of them, what
+# counts is how many programs a multiprocessor holds. Either way computes the same.
+_FEW_HEADS = 16
 _LOG2E = 1.4426950408889634
 
 
@@ -68,6 +71,7 @@ def block_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, rows: PagedRows
         COMBINED_ROWS=shape.combined_rows,
         EARLY=pdl,
         WIDEN=q_RND.device.type == "cpu",
+        AHEAD=batch * num_kv_heads <= _FEW_HEADS,
         num_warps=shape.warps,
         num_stages=shape.stages,
         **({"launch_pdl": True} if pdl else {}),
@@ -108,6 +112,7 @@ def _block_kernel(
     K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, NUM_SPLITS: tl.constexpr,
     COMBINED_SPLITS: tl.constexpr, COMBINED_ROWS: tl.constexpr, EARLY: tl.constexpr, WIDEN: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
     request, head = tl.program_id(0) // K, tl.program_id(0) % K
@@ -118,12 +123,11 @@ def _block_kernel(
     last = tl.minimum(first + tl.minimum(width - 1, (tile * ROWS + ROWS - 1) // G), table_pages * PAGE - 1)
     k_ptr += head * k_head
     v_ptr += head * v_head
-    # Keys and values of earlier positions too: no kernel under way writes them.
     position_T = split * CHUNK + tl.arange(0, CHUNK)
     slot_T = slots_of(table_ptr, position_T, last, PAGE)
-    old_T = position_T < first
-    k_TD = read_slots(k_ptr, slot_T, old_T, k_slot, D, BLOCK_D)
-    v_TD = read_slots(v_ptr, slot_T, old_T, v_slot, D, BLOCK_D)
+    if AHEAD:  # keys and values of earlier positions too: no kernel under way writes them
+        old_k_TD = read_slots(k_ptr, slot_T, position_T < first, k_slot, D, BLOCK_D)
+        old_v_TD = read_slots(v_ptr, slot_T, position_T < first, v_slot, D, BLOCK_D)
     wait(EARLY)
     x_X = tile * ROWS + tl.arange(0, ROWS)
     d_D = tl.arange(0, BLOCK_D)
@@ -142,9 +146,12 @@ def _block_kernel(
     m_X = tl.full([ROWS], float("-inf"), tl.float32)
     l_X = tl.zeros([ROWS], tl.float32)
     acc_XD = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    new_T = (position_T >= first) & (position_T <= last)
-    k_TD = tl.where(new_T[:, None], read_slots(k_ptr, slot_T, new_T, k_slot, D, BLOCK_D), k_TD)
-    v_TD = tl.where(new_T[:, None], read_slots(v_ptr, slot_T, new_T, v_slot, D, BLOCK_D), v_TD)
+    new_T = (position_T >= (first if AHEAD else 0)) & (position_T <= last)
+    k_TD = read_slots(k_ptr, slot_T, new_T, k_slot, D, BLOCK_D)
+    v_TD = read_slots(v_ptr, slot_T, new_T, v_slot, D, BLOCK_D)
+    if AHEAD:
+        k_TD = tl.where(new_T[:, None], k_TD, old_k_TD)
+        v_TD = tl.where(new_T[:, None], v_TD, old_v_TD)
     m_X, l_X, acc_XD = attend(m_X, l_X, acc_XD, q_XD, k_TD, v_TD, split * CHUNK, sight_X, scale, CHUNK, True, WIDEN)
     for chunk in range(split + NUM_SPLITS, num_chunks, NUM_SPLITS):
         m_X, l_X, acc_XD = attend_chunk(
