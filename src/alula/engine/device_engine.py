@@ -14,7 +14,7 @@ from alula.core.records import DRAFTED, PLAIN, CycleRecord, RequestCycle
 from alula.engine.device_clock import FlightClock, Mark
 from alula.engine.device_cycle import DeviceCycle, Flight
 from alula.engine.device_scheduler import DeviceScheduler
-from alula.engine.device_start import prepare_graphs, time_steps
+from alula.engine.device_start import prepare_graphs, time_steps, warm_prompts
 from alula.engine.device_state import KEPT_POSITIONS
 from alula.engine.emission import emit
 from alula.engine.engine import Engine, StepOutput
@@ -40,7 +40,9 @@ class DeviceEngine(Engine):
         self._last_end: Mark | None = None
         self._index = 0
         self._costs: tuple[StepCost, ...] = ()
-        prepare_graphs(self.cycle, parts, progress or (lambda message: None))
+        say = progress or (lambda message: None)
+        warm_prompts(self.cycle, parts, say)
+        prepare_graphs(self.cycle, parts, say)
         if self.cycle.graphs.num_captured:
             self._costs = time_steps(self.cycle, parts)
 

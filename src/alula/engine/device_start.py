@@ -13,6 +13,8 @@ from alula.engine.setup import Parts
 from alula.engine.step_costs import StepCost
 
 _WARM_UPS, _TIMED = 2, 5
+# Rows of prompts that take kernels of their own: narrow products of three heights, and a library's.
+_PROMPT_ROWS = (16, 32, 64, 96)
 
 Shape = tuple[int, int, Variant]  # batch, width, variant
 
@@ -33,6 +35,20 @@ def prepare_graphs(cycle: DeviceCycle, parts: Parts, say: Callable[[str], None])
         "refusal": refusal,
         "failures": cycle.graphs.failures,
     }
+
+
+def warm_prompts(cycle: DeviceCycle, parts: Parts, say: Callable[[str], None]) -> None:
+    """Reads prompts into the dummy seat, so that no first request waits for kernels to be compiled."""
+    if parts.device.type != "cuda":
+        return
+    say("warming up kernels for prompts")
+    drafts = parts.drafter is not None
+    cycle.state.prompt.seats_B.zero_()
+    for num_rows in _PROMPT_ROWS:
+        read = cycle.phases.read_chunk([0] * num_rows, 0, True, drafts)
+        cycle.phases.draw_first(read, Variant())
+        if drafts:
+            cycle.phases.extend_chunk(read, 0, True, Variant())
 
 
 def wanted_shapes(parts: Parts) -> list[Shape]:
