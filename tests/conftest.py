@@ -1,8 +1,10 @@
-"""What every test shares: fixed seeds for hypothesis, and GPU tests that say when they did not run."""
+"""What every test shares: fixed seeds for hypothesis, Triton interpreted where there is no GPU, and GPU tests that say
+when they did not run."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 
 import pytest
@@ -25,6 +27,11 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+# Triton reads it where a kernel is defined, its own library's too: so before any test module is imported.
+if not _has_gpu():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

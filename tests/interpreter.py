@@ -1,8 +1,8 @@
-"""Import it before a module with Triton kernels: without a GPU, Triton then interprets them on the CPU."""
+"""The device that kernels are tested on. Without a GPU, Triton interprets them on the CPU (conftest.py), and is mended
+here for that; import this where kernels are called."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -25,6 +25,5 @@ def _mend_interpreter() -> None:
 
 
 if DEVICE.type == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it where a kernel is defined, its own library's too
     pytest.importorskip("triton")
     _mend_interpreter()
