@@ -89,6 +89,7 @@ def _plain(side: SideFigures) -> dict[str, Any]:
         "prefill_ms": side.prefill_ms,
         "steps": side.num_cycles,
         "tokens": side.emitted_tokens,
+        "outcomes": msgspec.to_builtins(side.outcomes),
     }
 
 
@@ -107,6 +108,7 @@ def _eagle3(side: SideFigures) -> dict[str, Any]:
         "drafted": side.drafted,
         "accepted": side.accepted,
         "tokens": side.emitted_tokens,
+        "outcomes": msgspec.to_builtins(side.outcomes),
     }
 
 

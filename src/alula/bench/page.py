@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from alula.bench.compare import Measurement
+from alula.bench.graph_report import graph_sentences
 from alula.bench.report import number, rows, sentences, title
 from alula.bench.results import Figures, SideFigures
 from alula.core.records import PHASES, RunRecord
@@ -36,7 +37,8 @@ pre { overflow-x: auto; font-size: 13px; }
 def page(run: RunRecord, figures: Figures, measurement: Measurement, result: dict[str, Any]) -> str:
     """The page as text; `result` is the JSON document, shown at its end."""
     heading = escape(title(run, figures.num_prompts))
-    said = "".join(f"<p>{escape(sentence)}</p>\n" for sentence in sentences(figures, measurement))
+    told = [*sentences(figures, measurement), *graph_sentences(run, figures)]
+    said = "".join(f"<p>{escape(sentence)}</p>\n" for sentence in told)
     return f"""<!doctype html>
 <html lang="en">
 <head>

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from alula.core.records import PHASES, PLAIN, CycleRecord
+from alula.core.records import PHASES, PLAIN, CycleRecord, PhaseOutcome
 
 LOOP_WINDOW_TOKENS = 64
 LOOP_MAX_PERIOD = 16
@@ -63,11 +63,21 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     plain_because: dict[str, int]
 
 
+class PhaseRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """How a phase ran over decode cycles: as the replay of a graph, or eagerly, with a count for each reason."""
+
+    cycles: int
+    replayed: int
+    replayed_share: float
+    eager_because: dict[str, int]
+
+
 class SideFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one side over its decode cycles; of a side that drafts, over those that did. Every mean is None where
     there was no such cycle.
 
-    Tokens, and tokens per second, are over all decode cycles. speculation: None where the side is not to draft.
+    Tokens, tokens per second and outcomes (by phase; `accept` and `catch_up` are there in the cycles that had them) are
+    over all decode cycles. speculation: None where the side is not to draft.
     """
 
     num_answers: int
@@ -85,6 +95,7 @@ class SideFigures(msgspec.Struct, frozen=True, kw_only=True):
     phases_ms: dict[str, float] | None
     prefill_ms: float | None  # mean time of an answer before its first decode cycle
     speculation: Speculation | None = None
+    outcomes: dict[str, PhaseRuns] = {}
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +188,27 @@ def summarise_side(answers: Sequence[Answer], steps: int) -> SideFigures:
         phases_ms=_mean_phases(steady) if steady else None,
         prefill_ms=_over(prefill_ms, len(answers)),
         speculation=count_speculation(every) if steps else None,
+        outcomes=count_outcomes(every),
     )
+
+
+def count_outcomes(cycles: Iterable[CycleRecord]) -> dict[str, PhaseRuns]:
+    """Counts by phase, over decode cycles, how its forwards ran."""
+    every: dict[str, list[PhaseOutcome]] = {}
+    for cycle in decode_cycles(cycles):
+        for phase, outcome in cycle.outcomes.items():
+            every.setdefault(phase, []).append(outcome)
+    counted = {}
+    for phase in sorted(every, key=lambda name: (*PHASES, name).index(name)):
+        eager = Counter(outcome.reason or "not said" for outcome in every[phase] if not outcome.replayed)
+        replayed = len(every[phase]) - eager.total()
+        counted[phase] = PhaseRuns(
+            cycles=len(every[phase]),
+            replayed=replayed,
+            replayed_share=replayed / len(every[phase]),
+            eager_because=dict(eager.most_common()),
+        )
+    return counted
 
 
 def count_speculation(cycles: Iterable[CycleRecord]) -> Speculation:

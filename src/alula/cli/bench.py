@@ -130,6 +130,7 @@ def _report(
 ) -> None:
     """Everything measured is shown and written, then an error or Ctrl-C that cut it short goes on its way."""
     from alula.bench.document import document
+    from alula.bench.graph_report import graph_sentences
     from alula.bench.page import page
     from alula.bench.report import sentences, table
     from alula.bench.results import summarise
@@ -138,7 +139,8 @@ def _report(
     output.document = document(described, workload, measurement, figures)
     if measurement.runs:
         output.human.print(table(described, figures))
-        output.human.print("\n".join(sentences(figures, measurement)), markup=False, soft_wrap=True)
+        said = [*sentences(figures, measurement), *graph_sentences(described, figures)]
+        output.human.print("\n".join(said), markup=False, soft_wrap=True)
         if html is not None:
             write_file(html, page(described, figures, measurement, output.document))
     if measurement.fault is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from alula.cli.notes import notes
 from alula.cli.options import EngineOptions
 from alula.cli.output import Output, check_writable
 from alula.cli.start import raise_if_interrupted
@@ -35,21 +36,7 @@ def open_engine(model: str | ModelSource, options: EngineOptions, output: Output
         llm = LLM(model, draft=options.draft_name(), config=config, record=options.record, progress=say)
     with llm:
         raise_if_interrupted()
-        if options.tokens_per_cycle is not None:
-            output.note(
-                f"acceptance is forced to {options.tokens_per_cycle:g} tokens per cycle (--tokens-per-cycle): figures "
-                "are about costs, the text is meaningless"
-            )
-        _note_short_context(llm, options, output)
+        described = llm.describe()
+        for note in notes(described.device, described.facts, options):
+            output.note(note)
         yield llm
-
-
-def _note_short_context(llm: LLM, options: EngineOptions, output: Output) -> None:
-    """Says so where memory, and not the caller, made the context shorter than the model's."""
-    facts = llm.describe().facts
-    held, limit = facts.get("context_tokens", 0), facts.get("model_context_tokens", 0)
-    if options.context is None and held < limit:
-        output.note(
-            f"the KV cache holds {held} tokens, the model's context is {limit}: answers end there "
-            "(--kv-memory gives it more)"
-        )

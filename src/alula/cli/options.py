@@ -13,7 +13,15 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from alula.core.config import DTYPES, SPECULATE, EngineConfig, ParallelConfig, SpeculationConfig
+from alula.core.config import (
+    DTYPES,
+    GRAPH_PHASES,
+    SPECULATE,
+    EngineConfig,
+    GraphConfig,
+    ParallelConfig,
+    SpeculationConfig,
+)
 from alula.core.errors import InvalidOption
 from alula.core.sampling import SamplingParams
 
@@ -135,6 +143,36 @@ class EngineOptions:
             metavar="SIZE",
         ),
     ] = None
+    graph_batches: Annotated[
+        str | None,
+        _option(
+            "--graph-batches",
+            text="Batch sizes that CUDA graphs are captured for; a batch is padded to the next of them "
+            f"(default: {','.join(map(str, GraphConfig().batches))}).",
+            panel=_ENGINE,
+            metavar="LIST",
+        ),
+    ] = None
+    graph_widths: Annotated[
+        str | None,
+        _option(
+            "--graph-widths",
+            text="Rows a request, such as 2,3, that are captured at the start besides 1 and K + 1; others are at "
+            "their first use.",
+            panel=_ENGINE,
+            metavar="LIST",
+        ),
+    ] = None
+    no_graphs: Annotated[bool, _option("--no-graphs", text="Capture no CUDA graphs.", panel=_ENGINE)] = False
+    eager: Annotated[
+        list[str] | None,
+        _option(
+            "--eager",
+            text=f"Run a phase ({', '.join(GRAPH_PHASES)}) without its graph, for experiments; repeatable, or a list.",
+            panel=_ENGINE,
+            metavar="PHASE",
+        ),
+    ] = None
     threads: Annotated[int | None, _option("--threads", text="CPU threads (default: all).", panel=_ENGINE)] = None
     seed: Annotated[int, _option("--seed", text="Seed of sampling and of random heads.", panel=_ENGINE)] = 0
     record: Annotated[
@@ -170,6 +208,27 @@ class EngineOptions:
                 feedback=self.feedback,
                 forced_tokens_per_cycle=self.tokens_per_cycle,
             ),
+            graphs=self._graphs(),
+        )
+
+    def graph_options(self) -> list[str]:
+        """The names of the options about graphs that were given."""
+        given = {
+            "--graph-batches": self.graph_batches,
+            "--graph-widths": self.graph_widths,
+            "--no-graphs": self.no_graphs,
+            "--eager": self.eager,
+        }
+        return [name for name, value in given.items() if value]
+
+    def _graphs(self) -> GraphConfig:
+        batches = parse_numbers("--graph-batches", self.graph_batches, "batch sizes such as 1,2,4,8")
+        phases = [phase.strip() for text in self.eager or () for phase in text.split(",")]
+        return GraphConfig(
+            enabled=not self.no_graphs,
+            batches=GraphConfig().batches if batches is None else batches,
+            widths=parse_numbers("--graph-widths", self.graph_widths, "widths such as 2,3") or (),
+            eager=tuple(dict.fromkeys(phases)),
         )
 
 
@@ -204,12 +263,17 @@ class SamplingOptions:
 
 def parse_boundaries(text: str | None) -> tuple[int, ...] | None:
     """Layer numbers of a list such as "2,15,27"; None stays None."""
+    return parse_numbers("--aux-boundaries", text, "layer numbers such as 2,15,27")
+
+
+def parse_numbers(option: str, text: str | None, expected: str) -> tuple[int, ...] | None:
+    """Whole numbers of a list such as "2,15,27"; None stays None."""
     if text is None:
         return None
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError as error:
-        raise InvalidOption(f"--aux-boundaries is {text!r}; expected layer numbers such as 2,15,27") from error
+        raise InvalidOption(f"{option} is {text!r}; expected {expected}") from error
 
 
 def parse_size(option: str, text: str) -> int:

@@ -171,6 +171,8 @@ def _close_line(session: Session, answer: Answer) -> None:
     if answer.pieces:
         session.output.write("\n")
         session.output.note(closing_line(answer))
+        if graphs := _graph_line(session, answer):
+            session.output.note(graphs)
 
 
 def closing_line(answer: Answer) -> str:
@@ -183,6 +185,17 @@ def closing_line(answer: Answer) -> str:
         f"{tokens} ({answer.finish_reason}), {figures['tokens_per_s']:.1f} tokens/s, "
         f"{figures['tokens_per_cycle']:.2f} tokens per cycle, {figures['cycle_ms']:.1f} ms a cycle{_plainly(answer)}"
     )
+
+
+def _graph_line(session: Session, answer: Answer) -> str | None:
+    """How the phases ran; nothing on a CPU, which has no graphs."""
+    from alula.bench.graph_report import how_phases_ran
+    from alula.bench.results import count_outcomes
+
+    outcomes = count_outcomes(answer.cycles)
+    if not outcomes or session.llm.describe().device == "cpu":
+        return None
+    return f"phases: {how_phases_ran(outcomes)}"
 
 
 def _plainly(answer: Answer) -> str:
@@ -233,6 +246,8 @@ def _document(session: Session) -> dict[str, Any]:
 def _as_document(answer: Answer) -> dict[str, Any]:
     from msgspec import to_builtins
 
+    from alula.bench.results import count_outcomes
+
     return {
         "prompt": answer.prompt,
         "text": answer.text,
@@ -240,4 +255,5 @@ def _as_document(answer: Answer) -> dict[str, Any]:
         "finish_reason": answer.finish_reason,
         **_figures(answer),
         "speculation": to_builtins(_speculation(answer)),
+        "outcomes": to_builtins(count_outcomes(answer.cycles)),
     }

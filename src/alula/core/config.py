@@ -81,12 +81,20 @@ class GraphConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         if not self.batches or sorted(set(self.batches)) != list(self.batches) or self.batches[0] < 1:
-            raise InvalidOption(f"--graph-batches is {self.batches}; expected rising sizes from 1, such as 1,2,4,8")
+            raise InvalidOption(
+                f"--graph-batches is {_listed(self.batches)!r}; expected rising sizes from 1, such as 1,2,4,8"
+            )
         if any(not 1 <= width <= MAX_STEPS + 1 for width in self.widths):
-            raise InvalidOption(f"--graph-widths is {self.widths}; expected widths from 1 to {MAX_STEPS + 1}")
+            raise InvalidOption(
+                f"--graph-widths is {_listed(self.widths)!r}; expected widths from 1 to {MAX_STEPS + 1}"
+            )
         for phase in self.eager:
             if phase not in GRAPH_PHASES:
                 raise InvalidOption(f"--eager is {phase!r}; expected one of {', '.join(GRAPH_PHASES)}")
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
