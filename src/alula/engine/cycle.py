@@ -18,7 +18,7 @@ from alula.core.records import DRAFTED, PLAIN, CycleRecord, PhaseOutcome, Reques
 from alula.engine.device import PhaseClock
 from alula.engine.emission import emit
 from alula.engine.request import ERROR, Request, TokenLogprob, Update
-from alula.engine.runner import NO_GRAPHS, TargetRows, TargetRunner
+from alula.engine.runner import TargetRows, TargetRunner, no_graphs
 from alula.engine.sampler import TokenSampler
 from alula.engine.scheduler import Scheduled, Scheduler
 from alula.engine.setup import Parts
@@ -75,6 +75,8 @@ class Cycle:
         self._runner = TargetRunner(parts.target, parts.geometry, boundaries, head is not None and not boundaries)
         self._sampler = TokenSampler(parts.shape.vocab_size, parts.device)
         self._forced = _forced_table(parts.config)
+        refusal = parts.facts["device_cycle"]["refusal"] if parts.device.type == "cuda" else None
+        self._eager = no_graphs(refusal)
         self._index = 0
 
     def propose(self, state: CycleState) -> None:
@@ -142,11 +144,11 @@ class Cycle:
         state.clock.enter("other")
         self._agree(state)
         drafted = any(drafts for drafts in state.drafts)
-        phases: dict[str, PhaseOutcome] = {"verify": NO_GRAPHS} if state.rows is not None else {}
+        phases: dict[str, PhaseOutcome] = {"verify": self._eager} if state.rows is not None else {}
         if drafted:
-            phases["draft"] = NO_GRAPHS
+            phases["draft"] = self._eager
         if state.num_extended:
-            phases["extend"] = NO_GRAPHS
+            phases["extend"] = self._eager
         wall_ms, phases_ms = state.clock.finish()
         self._index += 1
         return CycleRecord(

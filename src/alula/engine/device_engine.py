@@ -15,9 +15,9 @@ from alula.engine.device_clock import FlightClock, Mark
 from alula.engine.device_cycle import DeviceCycle, Flight
 from alula.engine.device_scheduler import DeviceScheduler
 from alula.engine.device_start import prepare_graphs, time_steps, warm_prompts
-from alula.engine.device_state import KEPT_POSITIONS
 from alula.engine.emission import emit
 from alula.engine.engine import Engine, StepOutput
+from alula.engine.memory import CYCLE, KEPT_POSITIONS, memory_errors
 from alula.engine.request import ERROR, Request, Update
 from alula.engine.scheduler import Scheduled
 from alula.engine.setup import Parts
@@ -35,16 +35,18 @@ class DeviceEngine(Engine):
     def __init__(self, parts: Parts, progress: Callable[[str], None] | None = None) -> None:
         super().__init__(parts)
         self._scheduler: DeviceScheduler = DeviceScheduler(parts.config, parts.num_pages, parts.context_tokens)
-        self.cycle = DeviceCycle(parts, self._scheduler)
+        with memory_errors("the state of running requests", CYCLE):
+            self.cycle = DeviceCycle(parts, self._scheduler)
         self._flights: deque[Flight] = deque()
         self._last_end: Mark | None = None
         self._index = 0
         self._costs: tuple[StepCost, ...] = ()
         say = progress or (lambda message: None)
-        warm_prompts(self.cycle, parts, say)
-        prepare_graphs(self.cycle, parts, say)
-        if self.cycle.graphs.num_captured:
-            self._costs = time_steps(self.cycle, parts)
+        with memory_errors("the first forwards", CYCLE):
+            warm_prompts(self.cycle, parts, say)
+            prepare_graphs(self.cycle, parts, say)
+            if self.cycle.graphs.num_captured:
+                self._costs = time_steps(self.cycle, parts)
 
     @property
     def step_costs(self) -> tuple[StepCost, ...]:
@@ -75,7 +77,8 @@ class DeviceEngine(Engine):
         if not parts:
             return
         flight = Flight(clock, parts, speculate, reason, follows=bool(self._flights))
-        self.cycle.launch(flight)
+        with memory_errors("a cycle", CYCLE):
+            self.cycle.launch(flight)
         self._flights.append(flight)
 
     def _may_overlap(self, speculate: bool) -> bool:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from alula.engine.device_state import KEPT_POSITIONS, DeviceState
+from alula.engine.device_state import DeviceState
+from alula.engine.memory import KEPT_POSITIONS
 from alula.engine.setup import Parts
 from alula.kernels.reference.chain_rows import Prepared, picked
 from alula.kernels.reference.paged import PagedRows

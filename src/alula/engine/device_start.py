@@ -35,6 +35,8 @@ def prepare_graphs(cycle: DeviceCycle, parts: Parts, say: Callable[[str], None])
         "refusal": refusal,
         "failures": cycle.graphs.failures,
     }
+    if cycle.graphs.failures:
+        say(f"graphs that could not be captured: {len(cycle.graphs.failures)}")
 
 
 def warm_prompts(cycle: DeviceCycle, parts: Parts, say: Callable[[str], None]) -> None:

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from alula.core.sampling import SamplingParams
+from alula.engine.memory import KEPT_POSITIONS
 from alula.engine.setup import Parts
 from alula.kernels.reference.device_sampling import SamplingTable
 from alula.kernels.reference.seats import Forced, Seats
 from alula.spec.forced import forced_acceptance
 
-# Features kept of a request that decodes plainly and may draft again; when they are full, the draft reads them.
-KEPT_POSITIONS = 512
 # Positions that a cycle launched before its request's end was known may reach beyond the context.
 _ROWS_BEYOND = 32
 

@@ -16,6 +16,7 @@ import torch
 
 from alula.core.config import GraphConfig
 from alula.core.records import PhaseOutcome
+from alula.engine.memory import CYCLE, in_short, out_of_memory
 
 T = TypeVar("T")
 REPLAYED = PhaseOutcome(replayed=True)
@@ -107,7 +108,7 @@ class GraphRunner:
             captured = self._try(work)
         except Exception as error:  # noqa: BLE001  # whatever refuses to be captured runs eagerly, and says why
             torch.cuda.synchronize(self._device)
-            self._refused[key] = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            self._refused[key] = _why(error)
             return None
         self.capture_s += time.perf_counter() - began
         self.memory_bytes += torch.cuda.memory_reserved(self._device) - before
@@ -124,3 +125,9 @@ class GraphRunner:
         with torch.cuda.graph(graph, pool=self._pool):
             result = work()
         return _Captured(graph, result)
+
+
+def _why(error: Exception) -> str:
+    """The reason that a record keeps, with the setting to change where memory is short."""
+    refused = out_of_memory(error)
+    return in_short(error) if refused is None else f"out of memory ({in_short(refused)}): {CYCLE}"

@@ -20,8 +20,11 @@ from alula.models.llama import LlamaModel
 
 # Rows up to which a packed product gives each row the same bits; the exactness probe goes as far.
 EXACT_ROWS = 64
-# There are no graphs in this version: each phase says so in every record.
-NO_GRAPHS = PhaseOutcome(replayed=False, reason="graphs_not_built")
+
+
+def no_graphs(refusal: str | None) -> PhaseOutcome:
+    """A cycle that the host leads has no graphs; on a GPU the reason is that of the device-resident cycle's absence."""
+    return PhaseOutcome(replayed=False, reason=f"no_device_cycle: {refusal}" if refusal else "graphs_not_built")
 
 
 @dataclass(frozen=True)

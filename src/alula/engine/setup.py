@@ -5,8 +5,7 @@ Knows nothing of requests. What was chosen, and why something faster was not, en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ import torch
 
 from alula.comm.group import Group
 from alula.core.config import EngineConfig
-from alula.core.errors import AlulaError, InvalidOption, OutOfMemory
+from alula.core.errors import InvalidOption, OutOfMemory
 from alula.core.shape import ModelShape, parse_shape
 from alula.engine.device import device_name, free_memory_bytes, resolve_device
 from alula.engine.exactness import Exactness, plan_exactness
+from alula.engine.memory import CYCLE, KV_CACHE, WEIGHTS, cycle_bytes, memory_errors
 from alula.engine.probe import row_logits, scratch_geometry, scratch_table
 from alula.engine.threads import ThreadChoice, choose_threads
 from alula.kernels.gpu.launch import refusal as gpu_refusal
@@ -84,16 +84,18 @@ def load_parts(spec: EngineSpec, group: Group, progress: Progress | None = None)
     kernels = choose_kernels(device, dtype)
     context = _context(config, shape)
     place = HeadPlace(group, dtype, device, kernels, config.parallel.draft, context, config.seed)
-    with _memory_errors("the weights", "use a smaller --dtype or more ranks (--tp)"):
+    with memory_errors("the weights", WEIGHTS):
         reader = WeightReader(checkpoint, dtype, device, _weights_progress(say))
         target = LlamaModel(reader, shape, context, group, kernels)
         draft = _load_draft(spec, target, place, say)
-    with _memory_errors("the KV cache", "give it less (--kv-memory) or shorten the context"):
-        caches = _size_caches(config, shape, draft, place)
+    block, block_refusal = choose_block_kernels(device, group.size)
+    features = 0 if draft is None else draft.config.num_features
+    reserve = cycle_bytes(config, shape.vocab_size, features, dtype) if block is not None else 0
+    with memory_errors("the KV cache", KV_CACHE):
+        caches = _size_caches(config, shape, draft, place, reserve)
     say("timing threads")
     threads = _choose_threads(config, target, caches.target)
     say("probing exactness")
-    block, block_refusal = choose_block_kernels(device, group.size)
     exactness = plan_exactness(config.exact, device, dtype, target, caches.target, block_refusal)
     loaded = _Loaded(checkpoint, shape, target, draft, exactness, threads, block, block_refusal)
     return _assemble(spec, config, place, caches, loaded)
@@ -193,15 +195,17 @@ def _load_draft(spec: EngineSpec, target: LlamaModel, place: HeadPlace, say: Pro
     return load_head(spec.head, spec.config.speculation, target, place)
 
 
-def _size_caches(config: EngineConfig, shape: ModelShape, draft: DraftModel | None, place: HeadPlace) -> _Caches:
-    """As many pages as the budget holds, but no more than max_batch requests of full context can use."""
+def _size_caches(
+    config: EngineConfig, shape: ModelShape, draft: DraftModel | None, place: HeadPlace, reserve: int
+) -> _Caches:
+    """As many pages as the budget holds, but no more than max_batch requests of full context can use. Without a budget,
+    a share of the memory that is free beside `reserve`, what a device-resident cycle needs."""
     num_kv_heads = shape.num_kv_heads // place.group.size
     slot_bytes = KVCache.bytes_per_slot(shape.num_layers, num_kv_heads, shape.head_dim, place.dtype)
     if draft is not None:
         slot_bytes += KVCache.bytes_per_slot(1, draft.num_kv_heads, draft.config.head_dim, place.dtype)
-    share = _CPU_SHARE / place.group.size if place.device.type == "cpu" else _CUDA_SHARE
-    budget = config.kv_memory_bytes or int(free_memory_bytes(place.device) * share)
     page_bytes = slot_bytes * config.page_tokens
+    budget = config.kv_memory_bytes or _kv_budget(place, reserve, page_bytes)
     wanted = config.max_batch * -(-place.context_tokens // config.page_tokens)
     num_pages = agreed_minimum(place.group, min(wanted, budget // page_bytes)) + 1
     if num_pages < 2:
@@ -214,6 +218,19 @@ def _size_caches(config: EngineConfig, shape: ModelShape, draft: DraftModel | No
     head = draft.config
     draft_cache = KVCache(1, num_slots, draft.num_kv_heads, head.head_dim, place.dtype, place.device)
     return _Caches(target, Geometry(draft_cache, head.num_heads // head.num_kv_heads, place.device), num_pages)
+
+
+def _kv_budget(place: HeadPlace, reserve: int, page_bytes: int) -> int:
+    """A share of what is free beside `reserve`. Raises OutOfMemory where that is less than a page."""
+    share = _CPU_SHARE / place.group.size if place.device.type == "cpu" else _CUDA_SHARE
+    free = free_memory_bytes(place.device)
+    budget = int(max(0, free - reserve) * share)
+    if reserve and budget < page_bytes:
+        raise OutOfMemory(
+            f"out of memory: {free >> 20} MiB are free beside the weights, and the requests' state and the graphs need "
+            f"about {reserve >> 20}: use a smaller --dtype, or {CYCLE}"
+        )
+    return budget
 
 
 def agreed_minimum(group: Group, count: int) -> int:
@@ -259,18 +276,3 @@ def _weights_progress(say: Progress) -> Callable[[int, int], None]:
             say(f"loading weights: {done} of {total} tensors")
 
     return report
-
-
-@contextmanager
-def _memory_errors(what: str, remedy: str) -> Iterator[None]:
-    try:
-        yield
-    except AlulaError:
-        raise
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise OutOfMemory(f"out of memory for {what}: {error}; {remedy}") from error
-    except RuntimeError as error:
-        # torch's CPU allocator has no exception type of its own.
-        if "allocate memory" not in str(error):
-            raise
-        raise OutOfMemory(f"out of memory for {what}: {str(error).splitlines()[0]}; {remedy}") from error

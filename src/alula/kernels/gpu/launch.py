@@ -23,9 +23,14 @@ def refusal(device: torch.device) -> str | None:
     if capability < _LEAST_CAPABILITY:
         return f"compute capability {capability[0]}.{capability[1]}; the kernels need 8.0 (Ampere) or later"
     try:
-        import triton  # noqa: F401
+        import triton
+
+        triton.runtime.driver.active.get_current_target()  # what every launch asks for; builds its helper
     except ImportError as error:
         return f"Triton cannot be imported ({error}); pip install 'alula[gpu]'"
+    except Exception as error:  # noqa: BLE001  # whatever keeps it from launching: no C compiler, no libcuda
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"Triton cannot launch kernels ({said}); it needs a C compiler (CC) and the driver's libcuda"
     return None
 
 
