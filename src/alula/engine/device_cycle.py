@@ -16,7 +16,7 @@ from torch import Tensor
 from alula.core.records import PhaseOutcome
 from alula.engine.device_clock import FlightClock
 from alula.engine.device_phases import FEATURES_KEPT, FEATURES_READ, NO_FEATURES, ChunkRead, DevicePhases, Variant
-from alula.engine.device_scheduler import DeviceScheduler
+from alula.engine.device_scheduler import DeviceScheduler, Seat
 from alula.engine.device_state import DeviceState
 from alula.engine.graph_runner import GraphKey, GraphRunner
 from alula.engine.host_draws import HostDraws
@@ -32,7 +32,8 @@ HOST_DRAWS = PhaseOutcome(replayed=False, reason="penalties_or_logprobs_on_the_h
 
 @dataclass
 class Flight:
-    """A launched cycle. results: for each part that draws, in order of `drawing`, where its line of results is."""
+    """A launched cycle. results: for each part that draws, in order of `drawing`, where its line of results is.
+    seats: where the requests sat when it was launched."""
 
     clock: FlightClock
     parts: list[Scheduled]
@@ -41,9 +42,11 @@ class Flight:
     follows: bool  # launched while another was under way
     outcomes: dict[str, PhaseOutcome] = field(default_factory=dict)
     drawing: list[Scheduled] = field(default_factory=list)
+    seats: dict[str, Seat] = field(default_factory=dict)
     results: list[Tensor] = field(default_factory=list)
     logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     num_caught_up: int = 0
+    read_to: dict[str, int] = field(default_factory=dict)  # of prompts: the position behind their chunk
 
     def lines(self) -> list[list[int]]:
         """[accepted, bad, draws...] of every part that draws; the flight must have ended."""
@@ -167,11 +170,12 @@ class DeviceCycle:
                 flight.num_caught_up += self._read_kept(request, request.num_kv, True, variant)
                 seat.chain_ready, seat.kept_from = True, None
 
-    def read_most_kept(self, request: Request) -> None:
-        """Reads all kept features but the last row's, which begins the next chain: room is running out."""
+    def read_most_kept(self, request: Request) -> int:
+        """Reads all kept features but the last row's, which begins the next chain -> how many."""
         seat = self._scheduler.seat(request)
-        self._read_kept(request, request.num_kv - 1, False, Variant())
+        count = self._read_kept(request, request.num_kv - 1, False, Variant())
         seat.kept_from = request.num_kv - 1
+        return count
 
     def _read_kept(self, request: Request, end: int, begins: bool, variant: Variant) -> int:
         seat = self._scheduler.seat(request)
@@ -191,7 +195,7 @@ class DeviceCycle:
         flight.clock.enter("verify")
         flight.outcomes["prompt"] = PROMPT
         read = self.phases.read_chunk(request.tokens[first:end], first, part.samples, reads)
-        request.num_kv = end
+        request.num_kv = flight.read_to[request.spec.request_id] = end
         if part.samples:
             self._draw_first(flight, part, read, variant, end)
         if reads:
@@ -239,6 +243,7 @@ class DeviceCycle:
             self.state.take_seat(self._scheduler.seat(request).index, request.spec.sampling, limit)
         for part in flight.parts:
             seat, pages = self._scheduler.seat(part.request), part.request.table.pages
+            flight.seats[part.request.spec.request_id] = seat
             if len(pages) > seat.num_pages:
                 self.state.set_pages(seat.index, seat.num_pages, pages[seat.num_pages :])
                 seat.num_pages = len(pages)

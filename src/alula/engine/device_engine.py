@@ -10,18 +10,20 @@ from collections.abc import Callable
 
 import msgspec
 
+from alula.core.config import MAX_STEPS
 from alula.core.records import DRAFTED, PLAIN, CycleRecord, RequestCycle
 from alula.engine.device_clock import FlightClock, Mark
-from alula.engine.device_cycle import DeviceCycle, Flight
+from alula.engine.device_cycle import CATCH_UP, DeviceCycle, Flight
 from alula.engine.device_scheduler import DeviceScheduler
 from alula.engine.device_start import prepare_graphs, time_steps, warm_prompts
 from alula.engine.emission import emit
 from alula.engine.engine import Engine, StepOutput
 from alula.engine.memory import CYCLE, KEPT_POSITIONS, memory_errors
-from alula.engine.request import ERROR, Request, Update
+from alula.engine.request import ERROR, Request, RequestSpec, Update
 from alula.engine.scheduler import Scheduled
 from alula.engine.setup import Parts
 from alula.engine.step_costs import StepCost
+from alula.kernels.reference.noise import NoiseWindow
 from alula.layers.slot_table import as_tensor
 
 # Positions of a seat that cycles under way may still fill before the kept features are looked at again.
@@ -68,15 +70,20 @@ class DeviceEngine(Engine):
         flight = self._flights.popleft() if self._flights else _empty(self.parts, speculate, reason)
         return self._told(updates, self._resolve(flight, updates))
 
+    def _noise(self, spec: RequestSpec) -> NoiseWindow | None:
+        """A request may stand in a batch that is wider than its own drafts."""
+        return super()._noise(msgspec.structs.replace(spec, steps=MAX_STEPS))
+
     def _launch(self, speculate: bool, reason: str) -> None:
         clock = FlightClock(self.parts.device)
+        num_read = 0 if self._flights else self._make_room_for_features(clock)
         clock.enter("schedule")
-        if not self._flights:
-            self._make_room_for_features()
         parts = self._scheduler.schedule(speculate)
         if not parts:
             return
-        flight = Flight(clock, parts, speculate, reason, follows=bool(self._flights))
+        flight = Flight(clock, parts, speculate, reason, follows=bool(self._flights), num_caught_up=num_read)
+        if num_read:
+            flight.outcomes["catch_up"] = CATCH_UP
         with memory_errors("a cycle", CYCLE):
             self.cycle.launch(flight)
         self._flights.append(flight)
@@ -103,10 +110,13 @@ class DeviceEngine(Engine):
         seat = self._scheduler.seat(request)
         return 0 if seat.kept_from is None else request.num_kv + seat.under_way - seat.kept_from
 
-    def _make_room_for_features(self) -> None:
-        for request in self._scheduler.running:
-            if self._scheduler.has_seat(request) and self._kept(request) > KEPT_POSITIONS - _KEPT_MARGIN:
-                self.cycle.read_most_kept(request)
+    def _make_room_for_features(self, clock: FlightClock) -> int:
+        """The draft reads the kept features of requests that have no room for more -> how many."""
+        running = [request for request in self._scheduler.running if self._scheduler.has_seat(request)]
+        full = [request for request in running if self._kept(request) > KEPT_POSITIONS - _KEPT_MARGIN]
+        if full:
+            clock.enter("extend")
+        return sum(self.cycle.read_most_kept(request) for request in full)
 
     def _resolve(self, flight: Flight, updates: list[Update]) -> CycleRecord:
         """Waits for a cycle, emits its tokens, ends what is to end."""
@@ -115,11 +125,12 @@ class DeviceEngine(Engine):
         counted: list[RequestCycle] = []
         lines = dict(zip((part.request.spec.request_id for part in flight.drawing), flight.lines(), strict=True))
         for part in flight.parts:
-            if not part.request.finished:
+            if self._counts(flight, part):
                 counted.append(self._advance(flight, part, lines.get(part.request.spec.request_id), updates))
         for request in [r for r in self._scheduler.running if r.finished]:
             self._scheduler.remove(request)
         self._index += 1
+        self._drop_flights()
         return CycleRecord(
             index=self._index - 1,
             wall_ms=wall_ms,
@@ -132,6 +143,19 @@ class DeviceEngine(Engine):
             num_caught_up=flight.num_caught_up,
         )
 
+    def _counts(self, flight: Flight, part: Scheduled) -> bool:
+        """Whether the request is still the one for which the cycle was launched, neither ended nor started over."""
+        request = part.request
+        if request.finished or not self._scheduler.has_seat(request):
+            return False
+        return flight.seats[request.spec.request_id] is self._scheduler.seat(request)
+
+    def _drop_flights(self) -> None:
+        """Where all requests have ended, nobody waits for what is still under way: the next cycle would be timed from
+        its end, however long ago that is by then."""
+        if not self._scheduler.has_work:
+            self._flights.clear()
+
     def _advance(
         self, flight: Flight, part: Scheduled, line: list[int] | None, updates: list[Update]
     ) -> RequestCycle:
@@ -140,7 +164,10 @@ class DeviceEngine(Engine):
         if line is not None:
             accepted, bad, draws = line[0], line[1], line[2:]
             self._land(flight, part, accepted)
-            if bad:
+            if bad and not part.is_prefill and len(draws) > 1:
+                # Perhaps only a draft broke the row: as a prompt's last row, nothing stands beside it.
+                self._scheduler.start_over(request)
+            elif bad:
                 self._break(request)
             else:
                 logprobs = flight.logprobs.get(request.spec.request_id, [])
@@ -159,7 +186,8 @@ class DeviceEngine(Engine):
             accepted=accepted,
             emitted=emitted,
             truncated=truncated,
-            kv_tokens=request.num_kv,
+            # Of a prompt the next chunk may be under way already.
+            kv_tokens=flight.read_to.get(request.spec.request_id, request.num_kv),
         )
 
     def _land(self, flight: Flight, part: Scheduled, accepted: int) -> None:
@@ -169,7 +197,8 @@ class DeviceEngine(Engine):
         if part.is_prefill:
             return
         seat.under_way -= 1 + max(p.num_drafts for p in flight.parts)
-        if not part.num_drafts and not _reads_features(flight) and seat.kept_from is None:
+        kept = self.cycle.keeps_draft(request) and not _reads_features(flight)
+        if kept and seat.kept_from is None:
             seat.kept_from = request.num_kv
         request.num_kv += 1 + accepted
 
@@ -191,6 +220,9 @@ class DeviceEngine(Engine):
     def _exactness(self, flight: Flight) -> str | None:
         if self.parts.exactness.off is not None:
             return self.parts.exactness.off
+        forced = self.parts.config.speculation.forced_tokens_per_cycle is not None
+        if forced and any(part.request.spec.steps for part in flight.parts):
+            return "acceptance_forced"
         preempted = any(part.request.num_preemptions for part in flight.parts)
         return "kv_written_again_after_preemption" if preempted else None
 
@@ -202,5 +234,6 @@ def _reads_features(flight: Flight) -> bool:
 def _empty(parts: Parts, speculate: bool, reason: str) -> Flight:
     """A cycle in which nothing ran: only to tell of what was aborted."""
     flight = Flight(FlightClock(parts.device), [], speculate, reason, follows=False)
+    flight.clock.enter("other")
     flight.clock.finish()
     return flight

@@ -142,13 +142,13 @@ class DevicePhases:
 
     def read_chunk(self, ids: list[int], first: int, samples: bool, features: bool) -> ChunkRead:
         """Target forward over known tokens of the seat in `state.prompt`, at positions from `first` on. Eager."""
-        ids_R = torch.tensor(ids, device=self._parts.device)
+        ids_R = self._ids(ids)
         forward = self._chunk(self._parts.geometry, ids_R, first)
         stream, parts = self._target(forward, features)
         features_RF = torch.cat(parts, dim=-1) if parts else None
         logits_1V = None
         if samples:
-            last_1 = torch.tensor([len(ids) - 1], device=self._parts.device)
+            last_1 = self._one(len(ids) - 1)
             logits_1V = self._parts.target.block_logits(picked(stream, last_1), forward)
         return ChunkRead(ids_R, first, features_RF, logits_1V)
 
@@ -156,8 +156,7 @@ class DevicePhases:
         """The token behind a prompt -> (ids_1, bad_1)."""
         state = self._state
         assert read.logits_1V is not None
-        last = read.first + len(read.ids_R) - 1
-        position_1 = torch.tensor([last], device=self._parts.device)
+        position_1 = self._one(read.first + len(read.ids_R) - 1)
         drawn: tuple[Tensor, Tensor] = self._kernels.draws.draw_tokens(
             *(read.logits_1V, state.sampling, state.prompt.seats_B, 1, position_1),
             filtered=variant.filtered,
@@ -173,21 +172,25 @@ class DevicePhases:
         """
         state, seats_1 = self._state, self._state.prompt.seats_B
         assert read.features_RF is not None
-        if successor is None:
-            behind_1 = state.seats.root_S.index_select(0, seats_1)
-        else:
-            behind_1 = torch.tensor([successor], device=self._parts.device)
+        root_1 = state.seats.root_S.index_select(0, seats_1)
+        behind_1 = root_1 if successor is None else self._one(successor)
         forward = self._chunk(self._draft_geometry, torch.cat((read.ids_R[1:], behind_1)), read.first)
         stream = self._model.block(forward, self._model.fuse.block(read.features_RF, forward.products))
         if begins:
-            last_1 = torch.tensor([len(read.ids_R) - 1], device=self._parts.device)
+            last_1 = self._one(len(read.ids_R) - 1)
             self._begin_chain(stream, last_1, forward, seats_1, variant)
 
     def kept(self, seat: int, tokens: list[int], first: int) -> ChunkRead:
         """Features kept in plain cycles at positions from `first` on, as if the rows had just been read."""
         places = torch.arange(first, first + len(tokens), device=self._parts.device) % KEPT_POSITIONS
-        ids_R = torch.tensor(tokens, device=self._parts.device)
-        return ChunkRead(ids_R, first, self._state.kept_STF[seat].index_select(0, places), None)
+        return ChunkRead(self._ids(tokens), first, self._state.kept_STF[seat].index_select(0, places), None)
+
+    def _ids(self, ids: list[int]) -> Tensor:
+        """Token ids on the device, without waiting for it."""
+        return torch.tensor(ids).to(self._parts.device, non_blocking=True)
+
+    def _one(self, number: int) -> Tensor:
+        return torch.full((1,), number, dtype=torch.int64, device=self._parts.device)
 
     @property
     def _model(self) -> DraftModel:
@@ -221,7 +224,7 @@ class DevicePhases:
         seats_1 = self._state.prompt.seats_B
         pages_R = seats.tables_SP[seats_1.long(), positions_R // seats.page_tokens].long()
         slots_R = pages_R * seats.page_tokens + positions_R % seats.page_tokens
-        first_1 = torch.tensor([first], dtype=torch.int32, device=ids_R.device)
+        first_1 = torch.full((1,), first, dtype=torch.int32, device=ids_R.device)
         rows = PagedRows(seats.tables_SP, seats_1, first_1, width, seats.page_tokens)
         return BlockInput(ids_R, positions_R, slots_R, rows, geometry.cache, self._kernels, decoding=False)
 
@@ -250,4 +253,3 @@ class DevicePhases:
             sampled=variant.sampled,
         )
         return drafts_B
-

@@ -1,7 +1,8 @@
 """Scheduling while a cycle is under way whose outcome the host does not know yet. Knows no tensors.
 
-A seat is a request's place in the tables on the device. Its position is known only up to the rows that cycles under way
-may commit, so pages are held for all of them, and a request that has surely come to its end is left out.
+A seat is a request's place in the tables on the device. Its position is known only up to the rows that cycles under
+way may commit, so pages are held for all of them, and a request that has surely come to its end is left out. A seat's
+object stands for one stay: a preempted request gets another, and cycles launched before that do not count.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ class DeviceScheduler(Scheduler):
         super().__init__(config, num_pages, context_tokens)
         self._free = list(range(config.max_batch, 0, -1))
         self._seats: dict[str, Seat] = {}
-        self._steps = config.speculation.steps
 
     def seat(self, request: Request) -> Seat:
         return self._seats[request.spec.request_id]
@@ -46,10 +46,7 @@ class DeviceScheduler(Scheduler):
         return request.spec.request_id in self._seats
 
     def seat_new(self) -> Iterator[Request]:
-        """Gives a seat to every running request that has none, and takes it from those that run no longer."""
-        running = {request.spec.request_id for request in self.running}
-        for request_id in [i for i in self._seats if i not in running]:
-            self._free.append(self._seats.pop(request_id).index)
+        """Gives a seat to every running request that has none."""
         for request in self.running:
             if not self.has_seat(request):
                 self._seats[request.spec.request_id] = Seat(self._free.pop())
@@ -57,8 +54,11 @@ class DeviceScheduler(Scheduler):
 
     def remove(self, request: Request) -> None:
         super().remove(request)
-        if (seat := self._seats.pop(request.spec.request_id, None)) is not None:
-            self._free.append(seat.index)
+        self._stand_up(request)
+
+    def start_over(self, request: Request) -> None:
+        """Takes a request's pages and seat, as where pages run short; cycles under way no longer count for it."""
+        self._preempt(request)
 
     def continues(self, request: Request) -> bool:
         """Whether it may need another cycle behind those under way."""
@@ -71,8 +71,9 @@ class DeviceScheduler(Scheduler):
         """Whether the next cycle might need more pages than are free, and preempt somebody."""
         needed = 0
         for request in self.running:
-            rows = self._config.chunk_tokens if self._reads_prompt(request) else self._steps + 1
-            needed += max(0, self._pages(request, request.num_kv + rows) - len(request.table.pages))
+            rows = self._config.chunk_tokens if self._reads_prompt(request) else request.spec.steps + 1
+            pages = -(-self._reached(request, request.num_kv + rows) // request.table.page_tokens)
+            needed += max(0, pages - len(request.table.pages))
         return needed > self.pages.num_free
 
     def _reads_prompt(self, request: Request) -> bool:
@@ -86,9 +87,19 @@ class DeviceScheduler(Scheduler):
         return Scheduled(request, 1, request.spec.steps if speculate else 0, samples=True, is_prefill=False)
 
     def _end(self, request: Request, part: Scheduled) -> int:
-        under_way = self.seat(request).under_way if self.has_seat(request) else 0
-        return super()._end(request, part) + under_way
+        return self._reached(request, super()._end(request, part))
 
-    def _pages(self, request: Request, num_tokens: int) -> int:
+    def _reached(self, request: Request, end: int) -> int:
+        """Positions that `end` known ones may become while cycles are under way. Rows behind the last token that the
+        answer or the context can have never count: they are written to the dummy page."""
         under_way = self.seat(request).under_way if self.has_seat(request) else 0
-        return -(-(num_tokens + under_way) // request.table.page_tokens)
+        longest = max(len(request.tokens), request.num_prompt + request.spec.sampling.max_tokens)
+        return min(end + under_way, longest, self._context_tokens)
+
+    def _preempt(self, request: Request) -> None:
+        super()._preempt(request)
+        self._stand_up(request)
+
+    def _stand_up(self, request: Request) -> None:
+        if (seat := self._seats.pop(request.spec.request_id, None)) is not None:
+            self._free.append(seat.index)

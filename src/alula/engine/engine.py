@@ -96,8 +96,9 @@ class Engine:
         failed = [r for r in self._requests.values() if r.finished and r.spec.request_id not in told]
         updates = (*emitted, *(_final(request) for request in failed))
         for update in updates:
-            if update.finish_reason:
-                self._requests.pop(update.request_id, None)
+            known = self._requests.get(update.request_id)
+            if update.finish_reason and known is not None and known.finished:  # else the id names another by now
+                del self._requests[update.request_id]
         return StepOutput(updates=updates, record=record)
 
     def _build(self, spec: RequestSpec) -> Request:

@@ -103,15 +103,15 @@ class GraphRunner:
         if key in self._refused:
             return None
         began = time.perf_counter()
-        before = torch.cuda.memory_reserved(self._device)
+        stream = torch.cuda.current_stream(self._device)
         try:
             captured = self._try(work)
         except Exception as error:  # noqa: BLE001  # whatever refuses to be captured runs eagerly, and says why
+            torch.cuda.set_stream(stream)  # a capture that fails at its end leaves its own stream the current one
             torch.cuda.synchronize(self._device)
             self._refused[key] = _why(error)
             return None
         self.capture_s += time.perf_counter() - began
-        self.memory_bytes += torch.cuda.memory_reserved(self._device) - before
         self._captured[key] = captured
         return captured
 
@@ -121,9 +121,12 @@ class GraphRunner:
         torch.cuda.synchronize(self._device)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()  # as a capture does: what it frees of others is not to count against this one
+        before = torch.cuda.memory_reserved(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             result = work()
+        self.memory_bytes += torch.cuda.memory_reserved(self._device) - before
         return _Captured(graph, result)
 
 
