@@ -19,7 +19,7 @@ import msgspec
 
 from alula.core.config import EngineConfig
 from alula.core.errors import ModelNotFound, PromptTooLong, RankFailure
-from alula.core.records import CycleRecord, RequestCycle, RunRecord
+from alula.core.records import CycleRecord, PhaseOutcome, RequestCycle, RunRecord
 from alula.core.sampling import SamplingParams
 
 PLAIN_STEP_MS, CYCLE_MS, PREFILL_MS = 10.0, 20.0, 50.0
@@ -65,6 +65,10 @@ class FakeLLM:
     """Accepts two drafts of every cycle. A prompt with one of the words above misbehaves as the word says."""
 
     closed: list[FakeLLM] = []  # noqa: RUF012  # every instance that was closed; tests read it
+    # What a GPU would say of itself, and how phases ran there (draft and extend in drafted cycles); tests set them.
+    device = "cpu"
+    facts: dict[str, Any] = {"linear": "reference"}  # noqa: RUF012
+    outcomes: dict[str, PhaseOutcome] = {}  # noqa: RUF012
 
     def __init__(
         self,
@@ -100,14 +104,14 @@ class FakeLLM:
             torch="none",
             model=self.model,
             draft=None if self.draft is None else "head",
-            device="cpu",
+            device=self.device,
             dtype="float32",
             tp=1,
             draft_placement="replicated",
             steps=self.config.speculation.steps,
             exact=self.config.exact,
             speculate=self.config.speculation.speculate,
-            facts={"linear": "reference"},
+            facts=self.facts,
         )
 
     def take_cycles(self) -> list[CycleRecord]:
@@ -142,7 +146,9 @@ class FakeLLM:
                 emitted=len(emitted),
             )
             said = "drafted" if drafted else "plain: unprofitable (1.00 tokens per cycle, break-even 1.25)"
-            record = msgspec.structs.replace(record, speculation=said if drafts and not first else None)
+            outcomes = {name: how for name, how in self.outcomes.items() if drafted or name == "verify"}
+            speculation = said if drafts and not first else None
+            record = msgspec.structs.replace(record, speculation=speculation, outcomes=outcomes)
             self._cycles.append(record)
             position, index = position + len(emitted), index + 1
             reason = None if position < len(text) else ("stop" if len(text) < sampling.max_tokens else "length")

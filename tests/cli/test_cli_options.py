@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from alula.cli.options import EngineOptions, SamplingOptions, grouped, parse_size
-from alula.core.config import EngineConfig
+from alula.core.config import EngineConfig, GraphConfig
 from alula.core.errors import InvalidOption
 
 
@@ -53,6 +53,14 @@ def test_options_reach_the_config() -> None:
         ["--kv-memory", "lots"],
         ["--threads", "0"],
         ["--seed", "-1"],
+        ["--graph-batches", "4,2"],
+        ["--graph-batches", "0,1"],
+        ["--graph-batches", "1,two"],
+        ["--graph-batches", ""],
+        ["--graph-widths", "10"],
+        ["--graph-widths", "wide"],
+        ["--eager", "prefill"],
+        ["--eager", "draft,"],
         ["--temperature", "-1"],
         ["--temperature", "nan"],
         ["--top-p", "0"],
@@ -71,6 +79,30 @@ def test_bad_values_are_user_errors(alula: Callable[..., Any], command: str, arg
     assert outcome.code == 2
     assert outcome.err.startswith("alula: error: ") and "Traceback" not in outcome.err
     assert "loading" not in outcome.err  # refused before any work
+
+
+def test_graph_options_reach_the_config() -> None:
+    assert EngineOptions().config().graphs == GraphConfig() and EngineOptions().graph_options() == []
+    options = EngineOptions(graph_batches="1,4,64", graph_widths="2,3", eager=["draft, extend", "draft"])
+    assert options.config().graphs == GraphConfig(batches=(1, 4, 64), widths=(2, 3), eager=("draft", "extend"))
+    assert options.graph_options() == ["--graph-batches", "--graph-widths", "--eager"]
+    assert EngineOptions(no_graphs=True).config().graphs == GraphConfig(enabled=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"graph_batches": "4,2"}, "--graph-batches is '4,2'; expected rising sizes from 1"),
+        ({"graph_batches": "1;2"}, "--graph-batches is '1;2'; expected batch sizes such as 1,2,4,8"),
+        ({"graph_widths": "2,10"}, "--graph-widths is '2,10'; expected widths from 1 to 9"),
+        ({"graph_widths": "x"}, "--graph-widths is 'x'; expected widths such as 2,3"),
+        ({"eager": ["draft", "prompt"]}, "--eager is 'prompt'; expected one of draft, verify, extend"),
+    ],
+)
+def test_bad_graph_options_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidOption) as error:
+        EngineOptions(**options).config()
+    assert words in str(error.value)
 
 
 @pytest.mark.parametrize(

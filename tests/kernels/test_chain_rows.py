@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreter import DEVICE  # before triton
 from torch import Tensor
 
 from alula.kernels.gpu import chain_rows as gpu
 from alula.kernels.reference import chain_rows as reference
 from alula.kernels.reference.fused import Deferred, Norm, Stream
 from alula.kernels.reference.seats import Seats
+from interpreter import DEVICE  # before triton
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -76,4 +76,3 @@ def test_chains_begin_at_their_rows(post: bool, dtype: torch.dtype) -> None:
     like = reference.begin_chains(stream, rows_B, seats_B, expected, post)
     torch.testing.assert_close(found, expected)
     assert torch.equal(picked.value_RI, like.value_RI) and torch.equal(picked.squares_RC, like.squares_RC)
-
