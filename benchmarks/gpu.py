@@ -21,17 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from alula.core.environment import bind_threads
-
-bind_threads()  # before torch is loaded, as the command line does
-
-import gpu_real  # noqa: E402
-import gpu_shapes  # noqa: E402
-import gpu_targets  # noqa: E402
-import torch  # noqa: E402
-from gpu_engines import reference_kernels_on_cpu  # noqa: E402
-from gpu_report import Report, Section, clocks, machine, say  # noqa: E402
-from gpu_scale import DRY, LARGE, SMALL, Scale  # noqa: E402
+import gpu_real
+import gpu_shapes
+import gpu_targets
+import torch
+from gpu_engines import reference_kernels_on_cpu
+from gpu_report import Report, Section, clocks, machine, say
+from gpu_scale import DRY, LARGE, SMALL, Scale
 
 BANDWIDTH, PYTORCH, REAL, AUTO_SMALL, AUTO_LARGE = "bandwidth", "pytorch", "real", "auto-small", "auto-large"
 # Those that most rows come from first: a run that is cut short has them.

@@ -162,6 +162,7 @@ def time_replays(engine: DeviceEngine, kv: int, batch: int, width: int, repeats:
         steps = [(lambda key=key, work=work: cycle.graphs.run(key, work)) for key, work in phases]
         apart = _medians(engine, again, steps, repeats)
         (whole_ms,) = _medians(engine, again, [lambda: cycle.replay(batch, width, variant)], repeats)
+        again()
         refused = {key.phase: cycle.graphs.run(key, work)[1].reason for key, work in phases}
         cycle.state.seat_batch(batch, ())
     return {
