@@ -90,6 +90,13 @@ def test_graph_options_reach_the_config() -> None:
 
 
 @pytest.mark.parametrize(
+    ("max_batch", "sizes"), [(1, (1,)), (3, (1, 2, 4)), (4, (1, 2, 4)), (32, (1, 2, 4, 64)), (99, (1, 2, 4, 64))]
+)
+def test_sizes_that_a_batch_can_be_padded_to(max_batch: int, sizes: tuple[int, ...]) -> None:
+    assert GraphConfig(batches=(1, 2, 4, 64)).sizes_up_to(max_batch) == sizes
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"graph_batches": "4,2"}, "--graph-batches is '4,2'; expected rising sizes from 1"),

@@ -66,6 +66,8 @@ def test_the_room_of_a_cycle() -> None:
     whole = cycle_bytes(EngineConfig(), **MODEL_8B)
     assert kept < whole < kept + (1 << 30)
     assert cycle_bytes(EngineConfig(graphs=GraphConfig(batches=(1,))), **MODEL_8B) < whole
+    assert cycle_bytes(EngineConfig(graphs=GraphConfig(widths=(9,))), **MODEL_8B) > whole
+    assert cycle_bytes(EngineConfig(graphs=GraphConfig(batches=(1, 2, 4, 8, 16, 32, 64))), **MODEL_8B) == whole
     assert cycle_bytes(EngineConfig(max_batch=4), **MODEL_8B) < whole
     assert cycle_bytes(EngineConfig(speculation=SpeculationConfig(steps=8)), **MODEL_8B) > whole
     assert cycle_bytes(EngineConfig(), **{**MODEL_8B, "num_features": 0}) < whole - kept + 1

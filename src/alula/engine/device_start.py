@@ -55,13 +55,11 @@ def warm_prompts(cycle: DeviceCycle, parts: Parts, say: Callable[[str], None]) -
 
 def wanted_shapes(parts: Parts) -> list[Shape]:
     """Every batch size that this engine can meet, with the widths that it will use."""
-    sizes = parts.config.graphs.batches
-    enough = next((size for size in sizes if size >= parts.config.max_batch), sizes[-1])
     speculation = parts.config.speculation
     drafts = parts.drafter is not None and speculation.speculate != "never"
     widths = sorted({speculation.steps + 1, *parts.config.graphs.widths} - {1}) if drafts else []
     found: list[Shape] = []
-    for batch in (size for size in sizes if size <= enough):
+    for batch in parts.config.graphs.sizes_up_to(parts.config.max_batch):
         found.append((batch, 1, Variant(features=NO_FEATURES)))
         if drafts:
             found.append((batch, 1, Variant(features=FEATURES_KEPT)))

@@ -16,6 +16,8 @@ from alula.core.errors import AlulaError, OutOfMemory
 
 # Features kept of a request that decodes plainly and may draft again; when they are full, the draft reads them.
 KEPT_POSITIONS = 512
+# Of each logit of the largest batch, while filters look for their cut.
+_DRAWING_BYTES = 8
 # Loaded kernels, the nodes of graphs, libraries' workspaces, a chunk of a prompt.
 _UNCOUNTED_BYTES = 256 << 20
 
@@ -31,13 +33,12 @@ def cycle_bytes(config: EngineConfig, vocab_size: int, num_features: int, dtype:
     """About what the state of all seats and the graphs of a device-resident cycle take: kept features, the logits that
     each graph of a verify holds, and what drawing from the largest of them needs. Seat 0 is the dummy."""
     kept = (config.max_batch + 1) * KEPT_POSITIONS * num_features * dtype.itemsize
-    width = config.speculation.steps + 1 if num_features else 1
-    largest = config.max_batch * width
-    rows = largest
-    if config.graphs.enabled:
-        # Of each batch size: plain steps that keep features and that do not, and drafted cycles.
-        rows = sum(size for size in config.graphs.batches if size <= 2 * config.max_batch) * (2 + width)
-    return kept + rows * vocab_size * dtype.itemsize + 2 * largest * vocab_size * 4 + _UNCOUNTED_BYTES
+    # Of each batch size: plain steps that keep features and that do not, and drafted cycles.
+    widths = (1, 1, config.speculation.steps + 1, *config.graphs.widths) if num_features else (1,)
+    sizes = config.graphs.sizes_up_to(config.max_batch) if config.graphs.enabled else (config.max_batch,)
+    rows = sum(sizes) * sum(widths)
+    drawn_from = max(sizes) * max(widths)
+    return kept + (rows * dtype.itemsize + drawn_from * _DRAWING_BYTES) * vocab_size + _UNCOUNTED_BYTES
 
 
 def out_of_memory(error: BaseException) -> BaseException | None:

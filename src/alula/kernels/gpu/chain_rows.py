@@ -1,4 +1,4 @@
-"""Row movements between the phases of a device-resident cycle: twins of kernels/reference/chain_rows.py, one launch each.
+"""Row movements between the phases of a device-resident cycle: twins of kernels/reference/chain_rows.py, a launch each.
 
 R rows (B requests of W rows each), H hidden, F target features, S seats, T kept positions, C parts of a row's squares.
 """
