@@ -107,7 +107,9 @@ class GraphRunner:
         try:
             captured = self._try(work)
         except Exception as error:  # noqa: BLE001  # whatever refuses to be captured runs eagerly, and says why
-            torch.cuda.set_stream(stream)  # a capture that fails at its end leaves its own stream the current one
+            # A capture that fails at its end leaves its own stream current, and its pool as if still recorded to.
+            torch.cuda.set_stream(stream)
+            self._pool = None
             torch.cuda.synchronize(self._device)
             self._refused[key] = _why(error)
             return None
