@@ -287,10 +287,30 @@ def test_an_id_is_used_again_while_cycles_of_its_first_request_are_under_way() -
 def test_nothing_is_left_under_way_when_all_have_ended() -> None:
     """Else the first cycle of the next answer would be timed from the end of the last one's."""
     engine = engine_of()
+    stop = alone(tuple(PROMPT), LONG).token_ids[5]
     for _ in range(2):
-        told, records = run(engine, [request(PROMPT)])
-        check_accounts(engine, told)
-        assert all(record.requests for record in records)
+        engine.add(request(PROMPT, 0, sampling=msgspec.structs.replace(LONG, stop_token_ids=(stop,))))
+        ended, num_overlapping = False, 0
+        while not ended:
+            updates = engine.step().updates
+            ended = any(update.finish_reason for update in updates)
+            num_overlapping += bool(engine._flights)
+        assert num_overlapping and not engine._flights and not engine.has_work
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 4])
+def test_an_abort_is_told_though_no_cycle_follows(num_steps: int) -> None:
+    engine = engine_of()
+    engine.add(request(PROMPT, 3, sampling=LONG))
+    for _ in range(num_steps):
+        engine.step()
+    engine.abort("r")
+    outputs = [engine.step()]
+    while engine.has_work:
+        outputs.append(engine.step())
+    assert [update.finish_reason for output in outputs for update in output.updates] == ["abort"]
+    assert not any(output.record.requests for output in outputs)
+    assert engine.step().record.num_rows == 0
 
 
 # Seats
