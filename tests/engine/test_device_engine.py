@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -21,15 +22,18 @@ from hypothesis import strategies as st
 import engine_spy
 import tiny_models
 from alula.core.config import EngineConfig, GraphConfig
-from alula.core.records import PHASES
+from alula.core.records import PHASES, CycleRecord, read_records
 from alula.core.sampling import SamplingParams
 from alula.engine import device_engine, device_phases, device_state
 from alula.engine.device_engine import DeviceEngine
 from alula.engine.device_phases import FEATURES_READ, Variant
 from alula.engine.device_scheduler import DeviceScheduler
+from alula.engine.llm import LLM
 from alula.engine.request import Request, RequestSpec
 from alula.engine.setup import Parts
 from alula.kernels.reference import device_sampling
+from alula.layers.block_kernels import reference_block_kernels
+from alula.layers.kernels import reference_kernels
 from alula.layers.slot_table import SlotTable
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -501,3 +505,29 @@ def test_batches_of_any_size(batches: tuple[int, ...]) -> None:
     told, _ = run(engine_of(graphs=GraphConfig(batches=batches)), specs)
     for one in told.values():
         assert one.token_ids == alone(one.spec.prompt_ids, GREEDY).token_ids
+
+
+def test_an_llm_over_it(tmp_path: Path) -> None:
+    """`auto` decides from its records; a stream that is left goes on nowhere."""
+    config = EngineConfig(dtype="float32", device="cpu", threads=1, context_tokens=256, max_batch=4)
+    head = str(tiny_models.head("plain", "random"))
+    with (
+        mock.patch("alula.engine.setup.choose_kernels", lambda device, dtype: reference_kernels()),
+        mock.patch("alula.engine.setup.choose_block_kernels", lambda *_: (reference_block_kernels(), None)),
+    ):
+        llm = LLM(
+            str(tiny_models.checkpoint("plain")), draft=head, config=config, record=tmp_path / "records.jsonl"
+        )
+    with llm:
+        plain = llm.generate([PROMPT], LONG, steps=0)[0]
+        stream = llm.stream(PROMPT, LONG)
+        first = [next(stream) for _ in range(3)]
+        stream.close()
+        assert [token for chunk in first for token in chunk.token_ids] == list(plain.token_ids[: len(first)])
+        for _ in range(2):
+            answers = llm.generate([PROMPT] * 3, LONG)
+            assert [answer.token_ids for answer in answers] == [plain.token_ids] * 3
+    cycles = [record for record in read_records(tmp_path / "records.jsonl") if isinstance(record, CycleRecord)]
+    said = {(record.speculation or "none").split(":")[0] for record in cycles}
+    assert said == {"none", "drafted", "plain"}
+    assert [record.index for record in cycles] == list(range(len(cycles)))
