@@ -18,7 +18,7 @@ PYTHON := $(shell for name in python3 python3.13 python3.12 python3.11 python3.1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test check format acceptance clean
+.PHONY: help demo bench test gputest check format acceptance clean
 
 help:  ## show this list
 	@echo "alula: EAGLE-3 speculative decoding that accounts for every millisecond"; echo
@@ -36,6 +36,9 @@ bench: $(VENV)/.run $(VENV)/.model  ## all 24 prompts; writes out/bench.json and
 test: check $(VENV)/.model  ## lint, types and the whole suite (under 15 minutes on 2 cores)
 	@echo "==> tests"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TEST_ARGS)
+
+gputest: $(VENV)/.dev $(VENV)/.model  ## only the tests that need a CUDA GPU (reported as not run where there is none)
+	$(BIN)/python -m pytest -m gpu $(TEST_ARGS)
 
 check: $(VENV)/.dev  ## ruff, mypy and the size report
 	@echo "==> lint and format"

@@ -36,6 +36,8 @@ SECTIONS = (BANDWIDTH, LARGE, REAL, PYTORCH, AUTO_SMALL, SMALL, AUTO_LARGE)
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
+    if options.derive:
+        return _derive(options.derive)
     if not options.dry and not torch.cuda.is_available():
         print("no CUDA GPU here; --dry goes the same ways on a CPU", file=sys.stderr)
         return 2
@@ -58,6 +60,19 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if _failures(report.document) else 0
 
 
+def _derive(path: Path) -> int:
+    """What follows from the measured values of a result file, computed anew and written back."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    twelve = document["sections"].get("real", {}).get("twelve")
+    if twelve:
+        for row in twelve["rows"]:
+            row["speedup_beside_its_plain"] = row["tokens_per_s"] / row["plain_tokens_per_s"]
+        twelve |= gpu_real.against_plain(twelve["rows"])
+    gpu_targets.show(document)
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder that gets gpu.json")
@@ -67,6 +82,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--commit", help="of the sources, where there is no .git beside them")
     parser.add_argument("--budget", type=float, default=450.0, help="seconds after which no further part begins")
     parser.add_argument("--dry", action="store_true", help="on a CPU, a tiny shape, figures without meaning")
+    parser.add_argument(
+        "--derive", type=Path, metavar="FILE", help="measure nothing; compute a file's ratios again"
+    )
     parser.add_argument("--resume", action="store_true", help="keep what DIR/gpu.json holds of other sections")
     options = parser.parse_args(arguments)
     options.arguments = arguments

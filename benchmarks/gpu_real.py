@@ -72,7 +72,7 @@ def twelve(own: Loaded, scale: Scale) -> dict[str, Any]:
     prompts = gpu_prompts.twelve(own.llm, scale)
     params = SamplingParams(max_tokens=scale.answer_tokens)
     rows = [_with_drafts(own.llm, prompts, params, k) for k in scale.ks]
-    best = max(rows, key=lambda row: row["speedup"] or 0.0)
+    summary = against_plain(rows)
     table(
         (
             "k",
@@ -93,16 +93,27 @@ def twelve(own: Loaded, scale: Scale) -> dict[str, Any]:
         ],
     )
     mismatched = sum(row["mismatched_tokens"] for row in rows)
-    say(f"  best k = {best['k']}; {best['looping']} of {len(prompts)} loop; mismatched tokens {mismatched}")
+    say(
+        f"  best k = {summary['best_k']}; {rows[0]['looping']} of {len(prompts)} loop; mismatched tokens {mismatched}"
+    )
     return {
         "prompts": len(prompts),
         "max_tokens": scale.answer_tokens,
-        "best_k": best["k"],
-        "best_speedup": best["speedup"],
+        **summary,
         "plain_ms": statistics.median(row["plain"]["host_ms"] for row in rows),
         "mismatched_tokens": mismatched,
         "rows": rows,
     }
+
+
+def against_plain(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sets each row's speed-up against the median of all rows' plain tokens/s: the plain side is the same for every k,
+    and a hiccup beside one of them must not flatter it (one was seen: 1923 beside three of 2270 to 2276)."""
+    plain = statistics.median(row["plain_tokens_per_s"] for row in rows)
+    for row in rows:
+        row["speedup"] = row["tokens_per_s"] / plain
+    best = max(rows, key=lambda row: row["speedup"])
+    return {"plain_tokens_per_s": plain, "best_k": best["k"], "best_speedup": best["speedup"]}
 
 
 def _with_drafts(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, k: int) -> dict[str, Any]:
@@ -129,7 +140,7 @@ def _with_drafts(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingPar
         "mismatched_tokens": figures.mismatched_tokens,
         "plain_tokens_per_s": without[0],
         "tokens_per_s": without[1],
-        "speedup": without[1] / without[0],
+        "speedup_beside_its_plain": without[1] / without[0],
         "speedup_with_looping": every[1] / every[0],
         "speedup_of_records": figures.speedup,
         "tokens_per_cycle": figures.eagle3.tokens_per_cycle,
