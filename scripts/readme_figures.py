@@ -70,9 +70,11 @@ def gpu_table() -> str:
             f"{graphs['captured']} graphs, {graphs['memory_bytes'] / 2**20:.0f} MiB",
         ),
     ]
+    torch_version = document["torch"].split("+")[0]
+    rates = f"{real['plain_tokens_per_s']:.0f} tokens/s; with k = {best['k']} drafts {best['tokens_per_s']:.0f} tokens/s"
     lines = "\n".join(f"| {name} | {value} | {note} |" for name, value, note in rows)
     return f"""\
-On one {document["hardware"]["device"]} (torch {document["torch"].split("+")[0]}, Triton {document["triton"]}), bf16, every
+On one {document["hardware"]["device"]} (torch {torch_version}, Triton {document["triton"]}), bf16, every
 phase a CUDA graph. Llama-3.1-8B's shape with random weights and a random head of the published shape, batch 1, KV 512,
 acceptance forced to 2.8 tokens a cycle; the floor is bytes over 4.3 TB/s:
 
@@ -81,7 +83,7 @@ acceptance forced to 2.8 tokens a cycle; the floor is bytes over 4.3 TB/s:
 {lines}
 
 The real SmolLM2-135M with its head, twelve prompts, greedy: {real["plain_ms"]:.3f} ms a plain step,
-{real["plain_tokens_per_s"]:.0f} tokens/s; with k = {best["k"]} drafts {best["tokens_per_s"]:.0f} tokens/s (**{best["speedup"]:.2f}x**).
+{rates} (**{best["speedup"]:.2f}x**).
 Over 64 prompts, greedy and seeded, alone and together, {differing} tokens differ from plain decoding's. A random head
 under `--speculate auto` keeps {kept:.1f} % of plain tokens/s. Everything else: `results/gpu.json` and
 [benchmarks/README.md](benchmarks/README.md)."""
