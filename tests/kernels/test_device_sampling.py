@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 
-import interpreter  # before Triton
 import pytest
 import torch
 import triton
@@ -20,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import interpreter  # before Triton
 from alula.core.sampling import SamplingParams
 from alula.kernels.gpu import device_sampling as gpu
 from alula.kernels.gpu import filter_cuts as gpu_cuts

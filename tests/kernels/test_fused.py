@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreter import DEVICE  # before triton
 from torch import Tensor
 
 from alula.kernels.gpu import linear as gpu
@@ -14,6 +13,7 @@ from alula.kernels.gpu.modes import ADDING, GATED, PLAIN, QKV
 from alula.kernels.reference import fused as reference
 from alula.kernels.reference.fused import Deferred, Norm, Rope
 from alula.kernels.reference.rope import inverse_frequencies, rope_tables
+from interpreter import DEVICE  # before triton
 
 # inputs, outputs: resident and streamed kernels, ragged in either, split inputs on a GPU
 SHAPES = [(64, 96), (72, 33)] + ([(2304, 200), (4096, 4096), (14336, 512)] if DEVICE.type == "cuda" else [])

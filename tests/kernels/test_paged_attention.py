@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from interpreter import DEVICE
 from torch import Tensor
 
 from alula.kernels.gpu import paged_attention as gpu_block
@@ -19,6 +18,7 @@ from alula.kernels.gpu.launch import arrivals
 from alula.kernels.reference import paged as reference
 from alula.kernels.reference.paged import PagedRows
 from alula.kernels.reference.rows import rows_equal_enough
+from interpreter import DEVICE
 
 Attention = Callable[[Tensor, Tensor, Tensor, PagedRows], Tensor]
 TWINS: dict[str, Attention] = {

@@ -11,13 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreter import DEVICE
 from torch import Tensor
 
 from alula.kernels.gpu import seats as gpu
 from alula.kernels.reference import seats as reference
 from alula.kernels.reference.seats import MAX_STEPS, Forced, Seats
 from alula.spec.acceptance import accept_chain
+from interpreter import DEVICE
 
 TWINS = pytest.mark.parametrize("twin", [reference, gpu], ids=["torch", "triton"])
 NUM_SEATS, NUM_PAGES, PAGE_TOKENS = 9, 5, 4
