@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from alula.cli.start import InterruptHandler, raise_if_interrupted
+from alula.cli.start import InterruptHandler, main, raise_if_interrupted
 
 
 @pytest.fixture
@@ -32,6 +33,34 @@ def test_a_swallowed_interrupt_is_not_lost(handler: InterruptHandler) -> None:
 
 def test_without_our_handler_nothing_is_raised() -> None:
     raise_if_interrupted()
+
+
+def test_what_fails_after_a_swallowed_interrupt_is_the_interrupt(
+    handler: InterruptHandler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """numpy's import swallowed one and was left without half of its functions."""
+
+    def broken() -> int:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise AttributeError("module 'numpy' has no attribute 'multiply'")
+
+    monkeypatch.setattr("alula.cli.main.main", broken)
+    assert main() == 130
+    assert capsys.readouterr().err == "alula: interrupted\n"
+
+
+def test_without_an_interrupt_a_fault_stays_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> int:
+        raise AttributeError("ours")
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("alula.cli.main.main", broken)
+    try:
+        with pytest.raises(AttributeError, match="ours"):
+            main()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("delay_s", [0.1, 0.2, 0.4, 0.8])

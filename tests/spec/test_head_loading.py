@@ -56,7 +56,10 @@ def speculators(form: HeadForm, architecture: str) -> dict[str, Any]:
 
 
 def test_the_published_formats_load_alike(tmp_path: Path) -> None:
-    """The same weights in each format draft the same; only the config says where the features come from."""
+    """The same weights in each format draft the same; only the config says where the features come from.
+
+    Not to the bit: where a tensor begins in memory differs between formats, and some machines' products ask for that.
+    """
     form = HeadForm()
     tensors = tiny_heads.tensors_of(form)
     eagle_folder = tiny_heads.write(tmp_path / "eagle", eagle(form), tensors, layer="midlayer", pickled=True)
@@ -73,16 +76,17 @@ def test_the_published_formats_load_alike(tmp_path: Path) -> None:
     }
     reference = first_logits(tiny_heads.load(specforge_folder))
     # Four layers are too few for EAGLE's built-in choice.
-    assert torch.equal(first_logits(tiny_heads.load(eagle_folder, aux_boundaries=(1, 2, 3))), reference)
+    pickled = first_logits(tiny_heads.load(eagle_folder, aux_boundaries=(1, 2, 3)))
+    torch.testing.assert_close(pickled, reference, rtol=1e-5, atol=1e-5)
     for architecture in ("Eagle3DraftModel", "Eagle3Speculator"):
         folder = tiny_heads.write(
             tmp_path / architecture, speculators(form, architecture), {**tensors, **leftovers}
         )
         model = tiny_heads.load(folder)
         assert (model.config.format, model.config.boundaries) == (SPECULATORS, (1, 2, 3))
-        assert torch.equal(first_logits(model), reference)
+        torch.testing.assert_close(first_logits(model), reference, rtol=1e-5, atol=1e-5)
     nemo = tiny_heads.write(tmp_path / "nemo", tiny_heads.config_of(form), tensors, prefix="model.")
-    assert torch.equal(first_logits(tiny_heads.load(nemo)), reference)
+    torch.testing.assert_close(first_logits(tiny_heads.load(nemo)), reference, rtol=1e-5, atol=1e-5)
 
 
 def test_half_precision_files_load_in_the_engines_dtype(tmp_path: Path) -> None:

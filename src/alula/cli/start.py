@@ -23,10 +23,15 @@ class InterruptHandler:
         raise KeyboardInterrupt
 
 
+def interrupted() -> bool:
+    """Whether a Ctrl-C came, whatever became of its exception."""
+    handler = signal.getsignal(signal.SIGINT)
+    return isinstance(handler, InterruptHandler) and handler.seen
+
+
 def raise_if_interrupted() -> None:
     """Raises KeyboardInterrupt if a Ctrl-C came and somebody swallowed it."""
-    handler = signal.getsignal(signal.SIGINT)
-    if isinstance(handler, InterruptHandler) and handler.seen:
+    if interrupted():
         raise KeyboardInterrupt
 
 
@@ -39,8 +44,17 @@ def main() -> int:
 
         return run()
     except KeyboardInterrupt:
-        print("alula: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _say_so()
+    except Exception:
+        # An import that a Ctrl-C cut short, and that swallowed it, leaves half a module: what fails then is the Ctrl-C.
+        if not interrupted():
+            raise
+        return _say_so()
+
+
+def _say_so() -> int:
+    print("alula: interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 if __name__ == "__main__":
