@@ -48,7 +48,7 @@ check: $(VENV)/.dev  ## ruff, mypy and the size report
 	$(BIN)/mypy
 	@echo "==> sizes"
 	$(BIN)/python scripts/size_report.py
-	@echo "==> figures of the README against results/"
+	@echo "==> figures of the README against benchmarks/results/"
 	$(BIN)/python scripts/readme_figures.py --check
 
 format: $(VENV)/.dev  ## let ruff format and fix what it can

@@ -1,6 +1,6 @@
 """The long check of what alula promises: every prompt, every head, statistics with large N. Writes its result file.
 
-    make acceptance                     all sections, into results/acceptance.json
+    make acceptance                     all sections, into benchmarks/results/acceptance.json
     python benchmarks/acceptance.py --only lossless_fp32 twelve
 
 Sections that are not run this time keep what the file holds of them. Exit code 1 if any section fails.
@@ -36,7 +36,7 @@ from alula.engine.setup import EngineSpec, load_parts  # noqa: E402
 from alula.models.source import resolve_source  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULT = ROOT / "results" / "acceptance.json"
+RESULT = ROOT / "benchmarks" / "results" / "acceptance.json"
 MODEL = "smollm2-135m"
 NUM_TOKENS = 128
 STEPS = 4

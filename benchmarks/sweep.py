@@ -44,7 +44,7 @@ def line(document: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, nargs="+", default=[2, 3, 4, 5])
-    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     known, options = parser.parse_known_args()
     options = [option for option in options if option != "--"]
     known.out.mkdir(parents=True, exist_ok=True)

@@ -12,12 +12,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-BEGIN = "<!-- figures: written by scripts/readme_figures.py from results/ -->"
+BEGIN = "<!-- figures: written by scripts/readme_figures.py from benchmarks/results/ -->"
 END = "<!-- end of figures -->"
 
 
 def load(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((ROOT / "results" / name).read_text(encoding="utf-8"))
+    document: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / name).read_text(encoding="utf-8"))
     return document
 
 
@@ -41,7 +41,7 @@ SmolLM2-135M-Instruct, bf16, greedy, batch 1, {bench["prompts"]} MT-bench first 
 
 Plain decoding is {versus["ratio"]:.2f} times as fast as transformers {versus["transformers"]} on the same weights and
 prompts in one run. Of {tokens} tokens in fp32 (24 prompts, built-in, random and adversarial head, greedy and sampled)
-{mismatched} differ from plain decoding's. Result files: `results/`; again: `make bench`, `make acceptance`."""
+{mismatched} differ from plain decoding's. Result files: `benchmarks/results/`; again: `make bench`, `make acceptance`."""
 
 
 def gpu_table() -> str:
@@ -86,7 +86,7 @@ acceptance forced to 2.8 tokens a cycle; the floor is bytes over 4.3 TB/s:
 The real SmolLM2-135M with its head, twelve prompts, greedy: {real["plain_ms"]:.3f} ms a plain step,
 {rates} (**{best["speedup"]:.2f}x**).
 Over 64 prompts, greedy and seeded, alone and together, {differing} tokens differ from plain decoding's. A random head
-under `--speculate auto` keeps {kept:.1f} % of plain tokens/s. Everything else: `results/gpu.json` and
+under `--speculate auto` keeps {kept:.1f} % of plain tokens/s. Everything else: `benchmarks/results/gpu.json` and
 [benchmarks/README.md](benchmarks/README.md)."""
 
 
@@ -98,7 +98,7 @@ def main() -> int:
     if "--check" not in sys.argv:
         README.write_text(wanted, encoding="utf-8")
     elif text != wanted:
-        print("README.md does not show the figures of results/; run scripts/readme_figures.py", file=sys.stderr)
+        print("README.md does not show the figures of benchmarks/results/; run scripts/readme_figures.py", file=sys.stderr)
         return 1
     return 0
 
