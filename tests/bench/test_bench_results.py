@@ -83,7 +83,12 @@ def test_plain_cycles_of_the_drafting_side_count_in_its_speed_alone() -> None:
         drafted_cycles=2,
         plain_cycles=5,
         plain_share=pytest.approx(5 / 7),
-        plain_because={"unprofitable": 2, "measuring a plain step": 1, "nothing to draft": 1, "not said": 1},
+        plain_because={
+            "unprofitable": 2,
+            "measuring a plain step": 1,
+            "nothing to draft": 1,
+            "no drafts asked for": 1,
+        },
     )
     with_late = summarise_side([_answer((1,), *drafted, late)], STEPS)
     assert with_late.cycle_ms == CYCLE_MS and with_late.num_cycles == 3

@@ -141,7 +141,7 @@ def test_a_capture_that_fails_says_why_and_the_run_goes_on(cuda: FakeCuda) -> No
         assert (result, outcome.replayed) == (f"run {count}", False)
         assert outcome.reason == "capture_failed: operation not permitted when stream is capturing"
         assert cuda.stream == "main"
-    assert list(runner.failures) == ["verify batch 2 width 4"] and runner.num_captured == 0
+    assert list(runner.failures) == ["verify batch 2 width 4 (greedy)"] and runner.num_captured == 0
     for width in (2, 3):
         assert runner.run(GraphKey("draft", 2, width), Work())[1].replayed
     assert cuda.num_pools == 2  # the one that may still count as recorded to is left alone

@@ -225,7 +225,9 @@ def count_speculation(cycles: Iterable[CycleRecord]) -> Speculation:
 
 def _why_plain(cycle: CycleRecord) -> str:
     """The reason that the record gives, without its figures."""
-    reason = (cycle.speculation or "").removeprefix(PLAIN).removeprefix(": ").partition(" (")[0]
+    if cycle.speculation is None:  # no request of it could have drafted
+        return "no drafts asked for"
+    reason = cycle.speculation.removeprefix(PLAIN).removeprefix(": ").partition(" (")[0]
     return reason or "not said"
 
 

@@ -9,6 +9,7 @@ from alula.core.errors import InvalidOption
 MAX_STEPS = 8
 SPECULATE = ("auto", "always", "never")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+_LARGEST_GRAPH_BATCH = 512
 GRAPH_PHASES = ("draft", "verify", "extend")
 PLACEMENTS = ("auto", "sharded", "replicated")
 
@@ -54,6 +55,11 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise InvalidOption(f"--speculate is {self.speculate!r}; expected one of {', '.join(SPECULATE)}")
         if self.head not in ("trained", "random", "adversarial"):
             raise InvalidOption(f"--draft-head is {self.head!r}; expected 'trained', 'random' or 'adversarial'")
+        if self.speculate == "never" and self.forced_tokens_per_cycle is not None:
+            raise InvalidOption(
+                f"--tokens-per-cycle {self.forced_tokens_per_cycle} forces how many drafts count and --speculate never "
+                "drafts nothing; drop one of them"
+            )
         if self.feedback not in (None, "pre", "post"):
             raise InvalidOption(f"feedback is {self.feedback!r}; expected 'pre' or 'post'")
         if self.forced_tokens_per_cycle is not None:
@@ -84,6 +90,11 @@ class GraphConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise InvalidOption(
                 f"--graph-batches is {_listed(self.batches)!r}; expected rising sizes from 1, such as 1,2,4,8"
             )
+        if self.batches[-1] > _LARGEST_GRAPH_BATCH:
+            raise InvalidOption(
+                f"--graph-batches holds {self.batches[-1]}; expected sizes up to {_LARGEST_GRAPH_BATCH}: a batch is "
+                "padded to the next size and costs what that costs"
+            )
         if any(not 1 <= width <= MAX_STEPS + 1 for width in self.widths):
             raise InvalidOption(
                 f"--graph-widths is {_listed(self.widths)!r}; expected widths from 1 to {MAX_STEPS + 1}"
@@ -103,7 +114,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One engine. `dtype` and `device` may be "auto" until `resolve` in engine/setup.py returns a new config.
+    """One engine. `dtype` and `device` may be "auto" until engine/setup.py has settled them in a new config.
 
     kv_memory_bytes: budget of the paged KV cache, target and draft together; None sizes it from free memory.
     context_tokens: longest sequence served; None takes the model's own limit (or less, where memory is short).

@@ -6,7 +6,7 @@ and activations are refused by name, not guessed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -74,11 +74,11 @@ def parse_shape(config: dict[str, Any]) -> ModelShape:
         intermediate_size=_positive(config, "intermediate_size"),
         num_layers=_positive(config, "num_hidden_layers"),
         num_heads=num_heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-        head_dim=int(config.get("head_dim") or hidden_size // num_heads),
+        num_kv_heads=_positive(config, "num_key_value_heads", num_heads),
+        head_dim=_positive(config, "head_dim", hidden_size // num_heads),
         vocab_size=_positive(config, "vocab_size"),
-        max_position=int(config.get("max_position_embeddings") or 2048),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        max_position=_positive(config, "max_position_embeddings", 2048),
+        rms_norm_eps=_positive_number(config, "rms_norm_eps", 1e-6),
         rope_theta=rope_theta(config),
         rope_scaling=rope_scaling(config),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -97,13 +97,13 @@ def parse_shape(config: dict[str, Any]) -> ModelShape:
 
 def rope_theta(config: dict[str, Any]) -> float:
     """transformers 5 writes rope_theta inside `rope_parameters`, earlier ones at the top level; default 10000."""
-    parameters = config.get("rope_parameters") or {}
-    return float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    parameters = _mapping(config, "rope_parameters")
+    return _positive_number(parameters if parameters.get("rope_theta") else config, "rope_theta", 10000.0)
 
 
 def rope_scaling(config: dict[str, Any]) -> RopeScaling | None:
     """The scaling of either spelling (`rope_scaling` or `rope_parameters`), or None for plain rope."""
-    raw = config.get("rope_scaling") or config.get("rope_parameters")
+    raw = _mapping(config, "rope_scaling") or _mapping(config, "rope_parameters")
     if not raw:
         return None
     kind = raw.get("rope_type") or raw.get("type") or "default"
@@ -124,7 +124,7 @@ def rope_scaling(config: dict[str, Any]) -> RopeScaling | None:
 
 def _architecture(config: dict[str, Any]) -> str:
     names = config.get("architectures") or []
-    name = names[0] if names else None
+    name = names if isinstance(names, str) else names[0] if names else None
     if name not in SUPPORTED_ARCHITECTURES:
         found = repr(name) if name else f"model_type {config.get('model_type')!r} without an architecture"
         raise UnsupportedModel(
@@ -151,13 +151,32 @@ def _refuse_variants(config: dict[str, Any]) -> None:
 
 def _scaling_number(raw: dict[str, Any], name: str) -> float:
     value = raw.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if not _is_number(value) or value <= 0:
         raise CheckpointError(f"config.json: {name} of the rope scaling is {value!r}; expected a positive number")
     return float(value)
 
 
-def _positive(config: dict[str, Any], name: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or value < 1:
+def _positive(config: dict[str, Any], name: str, default: int | None = None) -> int:
+    """A whole number from 1. What is absent, null or 0 is the default, where there is one."""
+    value = config.get(name) or default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CheckpointError(f"config.json: {name} is {value!r}; expected a positive whole number")
     return value
+
+
+def _positive_number(config: dict[str, Any], name: str, default: float) -> float:
+    value = config.get(name, default)
+    if not _is_number(value) or not 0.0 < value < float("inf"):
+        raise CheckpointError(f"config.json: {name} is {value!r}; expected a positive number")
+    return float(value)
+
+
+def _mapping(config: dict[str, Any], name: str) -> dict[str, Any]:
+    value = config.get(name) or {}
+    if not isinstance(value, dict):
+        raise CheckpointError(f'config.json: {name} is {value!r}; expected an object, such as {{"rope_type": ...}}')
+    return value
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -46,7 +46,8 @@ def warm_prompts(cycle: DeviceCycle, parts: Parts, say: Callable[[str], None]) -
     say("warming up kernels for prompts")
     drafts = parts.drafter is not None
     cycle.state.prompt.seats_B.zero_()
-    for num_rows in _PROMPT_ROWS:
+    seats = cycle.state.seats
+    for num_rows in (rows for rows in _PROMPT_ROWS if rows <= seats.tables_SP.shape[1] * seats.page_tokens):
         read = cycle.phases.read_chunk([0] * num_rows, 0, True, drafts)
         cycle.phases.draw_first(read, Variant())
         if drafts:

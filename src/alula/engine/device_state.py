@@ -105,9 +105,12 @@ class DeviceState:
         """Within it a batch holds dummies only, so that a capture's first run leaves no trace."""
         seats = self._seated.pop(batch, ())
         self.buffers(batch, 1).seats_B.zero_()
+        cursor_1 = None if self.forced is None else self.forced.cursor_1.clone()
         try:
             yield
         finally:
+            if self.forced is not None and cursor_1 is not None:
+                self.forced.cursor_1.copy_(cursor_1)
             self.seat_batch(batch, seats)
 
     def take_seat(self, seat: int, sampling: SamplingParams, limit: int) -> None:

@@ -6,7 +6,6 @@ was captured: a replay writes into them again. Knows nothing of models or reques
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -53,7 +52,6 @@ class GraphRunner:
         self._captured: dict[GraphKey, _Captured] = {}
         self._refused: dict[GraphKey, str] = {}
         self._pool: Any = None
-        self.capture_s = 0.0
         self.memory_bytes = 0
 
     @property
@@ -62,8 +60,10 @@ class GraphRunner:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Captures that failed, as facts: phase, batch and width -> the error."""
-        return {f"{k.phase} batch {k.batch} width {k.width}": v for k, v in sorted(self._refused.items())}
+        """Captures that failed, as facts: what was to be captured -> the error."""
+        return {
+            f"{k.phase} batch {k.batch} width {k.width} ({k.variant})": v for k, v in sorted(self._refused.items())
+        }
 
     def refusal(self, phase: str) -> str | None:
         """Why no graph of a phase is ever made here; None where it may be."""
@@ -102,7 +102,6 @@ class GraphRunner:
     def _capture(self, key: GraphKey, work: Callable[[], Any]) -> _Captured | None:
         if key in self._refused:
             return None
-        began = time.perf_counter()
         stream = torch.cuda.current_stream(self._device)
         try:
             captured = self._try(work)
@@ -113,7 +112,6 @@ class GraphRunner:
             torch.cuda.synchronize(self._device)
             self._refused[key] = _why(error)
             return None
-        self.capture_s += time.perf_counter() - began
         self._captured[key] = captured
         return captured
 

@@ -5,6 +5,7 @@ Knows nothing of requests. What was chosen, and why something faster was not, en
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 from alula.comm.group import Group
 from alula.core.config import EngineConfig
-from alula.core.errors import InvalidOption, OutOfMemory
+from alula.core.errors import InvalidOption, OutOfMemory, UnsupportedModel
 from alula.core.shape import ModelShape, parse_shape
 from alula.engine.device import device_name, free_memory_bytes, resolve_device
 from alula.engine.exactness import Exactness, plan_exactness
@@ -85,6 +86,7 @@ def load_parts(spec: EngineSpec, group: Group, progress: Progress | None = None)
     context = _context(config, shape)
     place = HeadPlace(group, dtype, device, kernels, config.parallel.draft, context, config.seed)
     with memory_errors("the weights", WEIGHTS):
+        _check_room(checkpoint, dtype, device, group.size)
         reader = WeightReader(checkpoint, dtype, device, _weights_progress(say))
         target = LlamaModel(reader, shape, context, group, kernels)
         draft = _load_draft(spec, target, place, say)
@@ -168,7 +170,22 @@ def resolve_dtype(name: str, model_config: dict[str, Any], device: torch.device)
     stored = str(model_config.get("dtype") or model_config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     if stored == "float16" and device.type == "cpu":
         stored = "bfloat16"
-    return _DTYPES.get(stored, torch.bfloat16)
+    if stored not in _DTYPES:
+        raise UnsupportedModel(
+            f"config.json: dtype {stored!r}; alula runs {', '.join(_DTYPES)}: give one with --dtype"
+        )
+    return _DTYPES[stored]
+
+
+def _check_room(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, num_ranks: int) -> None:
+    """Raises OutOfMemory where the weights alone are more than what is free: a CPU would be killed without a word."""
+    numbers = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
+    needed, free = numbers * dtype.itemsize // num_ranks, free_memory_bytes(device)
+    if needed > free:
+        raise OutOfMemory(
+            f"the weights are {needed / 2**30:.1f} GiB in {str(dtype).removeprefix('torch.')} a rank and "
+            f"{free / 2**30:.1f} GiB are free; use a smaller --dtype, more ranks (--tp) or a smaller model"
+        )
 
 
 def _prepare(config: EngineConfig, group: Group) -> tuple[EngineConfig, torch.device]:

@@ -11,6 +11,8 @@ from alula.kernels.reference.rope import inverse_frequencies, rope_tables
 
 # A cycle that was launched before its request's end was known runs past the context; its tokens are dropped.
 _POSITIONS_BEYOND = 32
+# An engine's probes go so far, however short its context is.
+_LEAST_POSITIONS = 96
 
 
 class RotaryPositions:
@@ -26,7 +28,7 @@ class RotaryPositions:
         device: torch.device,
     ) -> None:
         frequencies = inverse_frequencies(head_dim, theta, scaling)
-        cos_PD, sin_PD = rope_tables(num_positions + _POSITIONS_BEYOND, frequencies, dtype)
+        cos_PD, sin_PD = rope_tables(max(num_positions, _LEAST_POSITIONS) + _POSITIONS_BEYOND, frequencies, dtype)
         self._cos_PD, self._sin_PD = cos_PD.to(device), sin_PD.to(device)
 
     def at(self, positions_R: Tensor) -> Rope:
