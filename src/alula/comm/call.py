@@ -14,6 +14,7 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a decision may depend on, so that every rank decides alike.
 
     num_bytes: of one rank's tensor. device: its kind ("cpu", "cuda"), never an index, which differs by rank.
+    captured: whether the call is being recorded into a graph rather than run.
     """
 
     op: str  # all_reduce | all_gather | broadcast
@@ -23,6 +24,7 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int
     phase: str
     device: str
+    captured: bool = False
 
 
 def is_aligned(x: Tensor) -> bool:
@@ -34,8 +36,8 @@ def is_aligned(x: Tensor) -> bool:
     return x.storage_offset() * x.element_size() % ALIGNMENT_BYTES == 0
 
 
-def describe_call(op: str, x: Tensor, phase: str, num_ranks: int) -> CollectiveCall:
-    """Raises ValueError where `phase` is not one of the records' phases."""
+def describe_call(op: str, x: Tensor, phase: str, num_ranks: int, captured: bool = False) -> CollectiveCall:
+    """The call on `x`. Raises ValueError where `phase` is not one of the records' phases."""
     if phase not in PHASES:
         raise ValueError(f"a collective was called in phase {phase!r}; expected one of {', '.join(PHASES)}")
     return CollectiveCall(
@@ -46,4 +48,5 @@ def describe_call(op: str, x: Tensor, phase: str, num_ranks: int) -> CollectiveC
         num_ranks=num_ranks,
         phase=phase,
         device=x.device.type,
+        captured=captured,
     )

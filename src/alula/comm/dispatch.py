@@ -1,56 +1,73 @@
-"""Which backend runs a call, and why each one before it was refused. Knows no backend by name.
+"""Sends each call to the backend that was decided for it, and keeps the records. Knows no backend by name.
 
-A decision is pure and made once for each distinct call; afterwards a call costs one dictionary look-up and a count.
+A decision is pure (comm/rules.py) and made once for each distinct call; afterwards a call costs one dictionary look-up
+and a count. Python does not run while a graph is replayed: calls that are made during a capture belong to that graph,
+which tells of its replays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-import msgspec
 import torch
 from torch import Tensor
 
 from alula.comm.backends.protocol import Backend
 from alula.comm.call import CollectiveCall, describe_call, is_aligned
-from alula.core.errors import InvalidOption
-from alula.core.records import DispatchRecord, Refusal
+from alula.comm.rules import NO_RULES, Decision, Rules, choose
+from alula.core.records import DispatchRecord
+
+__all__ = ["Decision", "Dispatcher", "Recording", "choose", "unrecorded"]
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The backend's place in the list that was given, and the refusals of those before it."""
+class Recording:
+    """The collective calls that one graph holds, and how often it was replayed."""
 
-    index: int
-    refused: tuple[Refusal, ...] = ()
+    __slots__ = ("_calls", "num_replays")
+
+    def __init__(self) -> None:
+        self._calls: Counter[_Route] = Counter()
+        self.num_replays = 0
+
+    def replayed(self) -> None:
+        """To be called at every replay: costs nothing that grows with the number of calls."""
+        self.num_replays += 1
+
+    def replays_of(self, route: _Route) -> int:
+        """How often replays have run this call."""
+        return self._calls[route] * self.num_replays
+
+    def add(self, route: _Route) -> None:
+        self._calls[route] += 1
+
+    def undo(self) -> None:
+        """Takes the calls of a capture that failed out of their counts."""
+        for route, count in self._calls.items():
+            route.num_calls -= count
+        self._calls.clear()
 
 
-def choose(call: CollectiveCall, backends: Sequence[Backend]) -> Decision:
-    """The first backend that takes the call. Pure. Raises InvalidOption with every reason where none does."""
-    refused: list[Refusal] = []
-    for index, backend in enumerate(backends):
-        reason = backend.admits(call).reason
-        if reason is None:
-            return Decision(index=index, refused=tuple(refused))
-        refused.append(Refusal(backend=backend.name, reason=reason))
-    reasons = "; ".join(f"{refusal.backend}: {refusal.reason}" for refusal in refused)
-    raise InvalidOption(
-        f"no collective backend takes {call.op} of {call.num_bytes} bytes of {call.dtype} on {call.device} over "
-        f"{call.num_ranks} ranks ({reasons}); choose another with --collectives"
-    )
+@contextmanager
+def unrecorded() -> Iterator[Recording]:
+    """Stands for the recording of graphs that hold no collectives."""
+    yield Recording()
 
 
 class _Route:
     """A decided call and how often it was made."""
 
-    __slots__ = ("backend", "call", "num_calls", "refused")
+    __slots__ = ("backend", "call", "decision", "num_calls", "work")
 
-    def __init__(self, call: CollectiveCall, backend: Backend, refused: tuple[Refusal, ...]) -> None:
+    def __init__(self, call: CollectiveCall, work: str, backend: Backend, decision: Decision) -> None:
         self.call = call
+        self.work = work
         self.backend = backend
-        self.refused = refused
+        self.decision = decision
         self.num_calls = 0
 
-    def record(self) -> DispatchRecord:
+    def record(self, num_replays: int) -> DispatchRecord:
         return DispatchRecord(
             op=self.call.op,
             num_bytes=self.call.num_bytes,
@@ -58,37 +75,89 @@ class _Route:
             num_ranks=self.call.num_ranks,
             phase=self.call.phase,
             backend=self.backend.name,
-            refused=self.refused,
+            refused=self.decision.refused,
             num_calls=self.num_calls,
+            num_replays=num_replays,
+            captured=self.call.captured,
+            work=self.work,
+            measured_us=self.decision.measured_us,
+            rule=self.decision.rule,
         )
 
 
-_Key = tuple[str, str, torch.dtype, int, bool, torch.device]
+def is_capturing(x: Tensor) -> bool:
+    """Whether what is launched on `x` now ends in a graph."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+_Key = tuple[str, str, torch.dtype, int, bool, torch.device, bool, str]
 
 
 class Dispatcher:
-    """Decides each distinct call once over a fixed list of backends, in order of preference."""
+    """Decides each distinct call once over a fixed list of backends, in order of preference.
 
-    def __init__(self, backends: Sequence[Backend], num_ranks: int) -> None:
-        self._backends = tuple(backends)
+    work: what the cycle under way does; ends up in the records of its calls and decides nothing.
+    """
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        num_ranks: int,
+        rules: Rules = NO_RULES,
+        capturing: Callable[[Tensor], bool] = is_capturing,
+    ) -> None:
+        self.backends = tuple(backends)
+        self.work = ""
         self._num_ranks = num_ranks
+        self._rules = rules
+        self._capturing = capturing
         self._routes: dict[_Key, _Route] = {}
+        self._former: list[_Route] = []  # decided under rules that hold no more
+        self._recordings: list[Recording] = []
+        self._recording: Recording | None = None
+
+    @property
+    def rules(self) -> Rules:
+        return self._rules
+
+    def adopt(self, rules: Rules) -> None:
+        """Decides every call anew from now on; all ranks must adopt the same at the same place."""
+        self._former += self._routes.values()
+        self._routes = {}
+        self._rules = rules
 
     def backend_for(self, op: str, x: Tensor, phase: str) -> Backend:
         """The backend of this call, which is counted. Raises InvalidOption where no backend takes it."""
-        key = (op, phase, x.dtype, x.numel(), is_aligned(x), x.device)
+        captured = self._capturing(x)
+        key = (op, phase, x.dtype, x.numel(), is_aligned(x), x.device, captured, self.work)
         route = self._routes.get(key)
         if route is None:
-            call = describe_call(op, x, phase, self._num_ranks)
-            decision = choose(call, self._backends)
-            route = self._routes[key] = _Route(call, self._backends[decision.index], decision.refused)
+            call = describe_call(op, x, phase, self._num_ranks, captured)
+            decision = choose(call, self.backends, self._rules)
+            route = self._routes[key] = _Route(call, self.work, self.backends[decision.index], decision)
         route.num_calls += 1
+        if captured and self._recording is not None:
+            self._recording.add(route)
         return route.backend
+
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """Around the capture of one graph: its calls belong to what is yielded. A capture that raises leaves none."""
+        self._recording = recording = Recording()
+        try:
+            yield recording
+        except BaseException:
+            recording.undo()
+            raise
+        finally:
+            self._recording = None
+        self._recordings.append(recording)
 
     def records(self) -> tuple[DispatchRecord, ...]:
         """One record for each distinct call so far, in the order of first use."""
-        return tuple(route.record() for route in self._routes.values())
+        routes = (route for route in (*self._former, *self._routes.values()) if route.num_calls)
+        return tuple(route.record(sum(r.replays_of(route) for r in self._recordings)) for route in routes)
 
     def close(self) -> None:
-        for backend in self._backends:
+        for backend in self.backends:
             backend.close()

@@ -28,7 +28,13 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DispatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag="dispatch"):
-    """One decision of the communication layer: made once for each distinct call, counted afterwards."""
+    """One decision of the communication layer: made once for each distinct call, counted afterwards.
+
+    work: what the cycle did that the call belongs to: "prefill", "decode" (one row a request), "verify" (several), or
+    "" outside of cycles. captured: the call belongs to graphs; num_calls then counts it where it was captured, and
+    num_replays how often graphs have run it since. measured_us: what the measured table says of the chosen backend.
+    rule: what the choice had to keep to besides speed, or that it kept to nothing else.
+    """
 
     op: str  # all_reduce | all_gather | broadcast
     num_bytes: int
@@ -38,6 +44,27 @@ class DispatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag="dispatch"):
     backend: str
     refused: tuple[Refusal, ...] = ()
     num_calls: int = 0
+    num_replays: int = 0
+    captured: bool = False
+    work: str = ""
+    measured_us: float | None = None
+    rule: str | None = None
+
+
+class PathDifference(msgspec.Struct, frozen=True, kw_only=True, tag="path_difference"):
+    """Decode's messages of an operation took one backend and verify's another: which sizes, and why.
+
+    decode_because: why decode did not take verify's backend; verify_because: the other way round.
+    """
+
+    op: str
+    dtype: str
+    decode_backend: str
+    decode_bytes: tuple[int, ...]
+    decode_because: str
+    verify_backend: str
+    verify_bytes: tuple[int, ...]
+    verify_because: str
 
 
 class PhaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +145,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     facts: dict[str, Any] = {}
 
 
-Record = RunRecord | CycleRecord | RequestRecord | DispatchRecord
+Record = RunRecord | CycleRecord | RequestRecord | DispatchRecord | PathDifference
 _decoder = msgspec.json.Decoder(Record)
 
 

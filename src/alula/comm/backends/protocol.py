@@ -1,5 +1,9 @@
 """What every collective backend offers: a name, an admission test with a reason, three operations.
 
+A backend may also say `fixed_order = True`: an element of its sums depends on nothing but that element of every rank,
+added in the order of the ranks and rounded once, whatever the size of the tensor. Without the word it is taken for one
+whose order may change with the size, which is refused from three ranks on (comm/dispatch.py).
+
 Knows nothing of speed or preference: the order of backends is the dispatcher's business.
 """
 
@@ -53,3 +57,31 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Lets go of what the backend holds. Not a collective."""
+
+
+def has_fixed_order(backend: Backend) -> bool:
+    """Whether the backend says that its sums are added in the order of the ranks, at every size."""
+    return bool(getattr(backend, "fixed_order", False))
+
+
+class Unavailable:
+    """Stands for a backend that cannot be used at all, so that records and `alula check` can say why."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self._reason = reason
+
+    def admits(self, call: CollectiveCall) -> Verdict:
+        return no(self._reason)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        raise AssertionError(self._reason)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        raise AssertionError(self._reason)
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        raise AssertionError(self._reason)
+
+    def close(self) -> None:
+        """Holds nothing."""

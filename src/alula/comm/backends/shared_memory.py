@@ -62,6 +62,7 @@ class SharedMemoryBackend:
     """Fixed order, fp32 accumulation, the same bits on every rank."""
 
     name = "shared_memory"
+    fixed_order = True
 
     def __init__(self, segment: Segment, rank: int, timeout_s: float) -> None:
         self._segment = segment

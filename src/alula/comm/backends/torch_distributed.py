@@ -25,6 +25,7 @@ from torch import Tensor
 from alula.comm.backends.protocol import YES, Verdict, no
 from alula.comm.backends.reduction import sum_in_rank_order
 from alula.comm.call import CollectiveCall
+from alula.comm.communicator_times import note_communicator
 from alula.comm.segment import Segment
 from alula.core.errors import RankFailure
 
@@ -46,6 +47,7 @@ class TorchDistributedBackend:
         self._rank = rank
         self._device = device
         self._timeout_s = timeout_s
+        self.fixed_order = device == "cpu"  # gathered and summed here; NCCL adds as its size rules say
         self._store: Any = None  # torch's stubs do not name its stores
 
     def admits(self, call: CollectiveCall) -> Verdict:
@@ -105,6 +107,7 @@ class TorchDistributedBackend:
 
     def _connect(self) -> None:
         self._store = self._open_store() if self._rank == 0 else self._find_store()
+        note_communicator(LIBRARIES[self._device])
         distributed.init_process_group(
             LIBRARIES[self._device],
             store=self._store,
