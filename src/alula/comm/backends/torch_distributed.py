@@ -25,7 +25,6 @@ from torch import Tensor
 from alula.comm.backends.protocol import YES, Verdict, no
 from alula.comm.backends.reduction import sum_in_rank_order
 from alula.comm.call import CollectiveCall
-from alula.comm.communicator_times import note_communicator
 from alula.comm.segment import Segment
 from alula.core.errors import RankFailure
 
@@ -107,7 +106,6 @@ class TorchDistributedBackend:
 
     def _connect(self) -> None:
         self._store = self._open_store() if self._rank == 0 else self._find_store()
-        note_communicator(LIBRARIES[self._device])
         distributed.init_process_group(
             LIBRARIES[self._device],
             store=self._store,
