@@ -62,12 +62,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _derive(path: Path) -> int:
     """What follows from the measured values of a result file, computed anew and written back."""
-    document = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        assert document["benchmark"] == "gpu" and document["sections"]
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        print(f"--derive {path}: not a result of this suite ({error!r})", file=sys.stderr)
+        return 2
     twelve = document["sections"].get("real", {}).get("twelve")
     if twelve:
         for row in twelve["rows"]:
             row["speedup_beside_its_plain"] = row["tokens_per_s"] / row["plain_tokens_per_s"]
         twelve |= gpu_real.against_plain(twelve["rows"])
+    document["derived"] = {"by": "--derive", "date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
     gpu_targets.show(document)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
