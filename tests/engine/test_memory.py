@@ -16,6 +16,8 @@ from device_engines import device_engine, device_parts, load
 
 import engine_spy
 import tiny_models
+from alula.comm.dispatch import Dispatcher
+from alula.comm.group import Group
 from alula.core.config import EngineConfig, GraphConfig, SpeculationConfig
 from alula.core.errors import InvalidOption, OutOfMemory
 from alula.core.sampling import SamplingParams
@@ -197,8 +199,10 @@ def test_why_a_gpu_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(device) is None
 
 
-def test_a_cycle_that_the_host_leads_says_why() -> None:
+def test_a_cycle_that_the_host_leads_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert no_graphs(None).reason == "graphs_not_built"
     assert no_graphs("Triton cannot be imported").reason == "no_device_cycle: Triton cannot be imported"
-    assert setup.choose_block_kernels(torch.device("cuda"), 2) == (None, "several_ranks_not_captured_yet")
+    monkeypatch.setattr(setup, "gpu_refusal", lambda device: None)
+    ranks = Group(0, 2, Dispatcher((), 2), "several_ranks_not_captured: gloo waits for the host")
+    assert setup.choose_block_kernels(torch.device("cuda"), ranks) == (None, ranks.capture_refusal)
     assert engine_spy.load().facts["device_cycle"] == {"kernels": None, "refusal": "no CUDA device"}

@@ -50,8 +50,8 @@ def _graphs(device: str, facts: dict[str, Any], options: EngineOptions) -> list[
 def _led_by_host(refusal: str, options: EngineOptions) -> str:
     if options.tp > 1:
         return (
-            f"--tp {options.tp} on GPUs: every phase runs eagerly, without CUDA graphs, and is slower for it; use "
-            "--tp 1 where the model fits one GPU"
+            f"--tp {options.tp} on GPUs: every phase runs eagerly, without CUDA graphs, and is slower for it "
+            f"({refusal}); use --tp 1 where the model fits one GPU"
         )
     return (
         f"the GPU's own kernels cannot be used: {refusal}. Plain torch runs instead, without CUDA graphs: slower, "

@@ -16,6 +16,7 @@ from torch import Tensor
 from alula.comm.backends.protocol import Backend
 from alula.comm.backends.shared_memory import SharedMemoryBackend
 from alula.comm.backends.torch_distributed import TorchDistributedBackend
+from alula.comm.capture import capture_refusal
 from alula.comm.dispatch import Dispatcher
 from alula.comm.segment import Segment
 from alula.core.errors import InvalidOption
@@ -42,9 +43,10 @@ class Group:
     ends up in its record.
     """
 
-    def __init__(self, rank: int, size: int, dispatcher: Dispatcher) -> None:
+    def __init__(self, rank: int, size: int, dispatcher: Dispatcher, capture_refusal: str | None = None) -> None:
         self.rank = rank
         self.size = size
+        self.capture_refusal = capture_refusal  # why a CUDA graph cannot hold the calls; None where it can
         self._dispatcher = dispatcher
 
     def all_reduce(self, x: Tensor, phase: str) -> Tensor:
@@ -103,7 +105,8 @@ def join_group(member: GroupMember) -> Group:
     backends: tuple[Backend, ...] = (shared, torch_distributed)
     if member.collectives != "auto":
         backends = tuple(backend for backend in backends if backend.name == member.collectives)
-    return Group(member.rank, member.size, Dispatcher(backends, member.size))
+    refusal = capture_refusal(backends, member.device, member.size)
+    return Group(member.rank, member.size, Dispatcher(backends, member.size), refusal)
 
 
 def _take_gpu(member: GroupMember) -> None:

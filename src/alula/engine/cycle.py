@@ -13,8 +13,8 @@ import msgspec
 import torch
 
 from alula.core.config import EngineConfig
-from alula.core.errors import RankFailure
 from alula.core.records import DRAFTED, PLAIN, CycleRecord, PhaseOutcome, RequestCycle
+from alula.engine.agreement import check_bits
 from alula.engine.device import PhaseClock
 from alula.engine.emission import emit
 from alula.engine.request import ERROR, Request, TokenLogprob, Update
@@ -28,9 +28,6 @@ from alula.spec.acceptance import Acceptance, accept_chain
 from alula.spec.backlog import CATCH_UP_TOKENS
 from alula.spec.drafting import ChainStart, DraftState, Extension
 from alula.spec.forced import forced_acceptance, forced_count
-
-# Ranks compare a hash of what they emitted every so many cycles.
-_AGREEMENT_PERIOD = 64
 
 
 @dataclass
@@ -261,13 +258,8 @@ class Cycle:
 
     def _agree(self, state: CycleState) -> None:
         """All ranks hold the same bits (instead of one deciding and telling the others)."""
-        group = self._engine.group
-        if group.size == 1 or self._index % _AGREEMENT_PERIOD or state.rows is None:
-            return
-        if state.rows.logits_SV is not None and not group.bits_agree(state.rows.logits_SV):
-            raise RankFailure(
-                f"cycle {self._index}: the ranks hold different logits; a collective gave them different sums"
-            )
+        if state.rows is not None and state.rows.logits_SV is not None:
+            check_bits(self._engine.group, self._index, state.rows.logits_SV)
 
     def _exactness_off(self, state: CycleState) -> str | None:
         if self._engine.exactness.off is not None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from alula.core.records import PhaseOutcome
+from alula.engine.agreement import agreed_minimum, check_bits
 from alula.engine.device_clock import FlightClock
 from alula.engine.device_phases import FEATURES_KEPT, FEATURES_READ, NO_FEATURES, ChunkRead, DevicePhases, Variant
 from alula.engine.device_scheduler import DeviceScheduler, Seat
@@ -64,7 +65,8 @@ class DeviceCycle:
         self._kernels = parts.block
         self.state = DeviceState(parts)
         self.phases = DevicePhases(parts, self.state, parts.block)
-        self.graphs = GraphRunner(parts.config.graphs, parts.device)
+        self.graphs = GraphRunner(parts.config.graphs, parts.device, self._all_captured)
+        self._num_decoded = 0
         self._host = HostDraws(parts)
         self._works: dict[GraphKey, Callable[[], Any]] = {}
 
@@ -104,6 +106,9 @@ class DeviceCycle:
             found.append((key, self._work(key, lambda: self.phases.extend(batch, width, variant))))
         return found
 
+    def _all_captured(self, worked: bool) -> bool:
+        return agreed_minimum(self._engine.group, int(worked)) == 1
+
     def _work(self, key: GraphKey, make: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
         if key not in self._works:
             self._works[key] = make()
@@ -124,6 +129,9 @@ class DeviceCycle:
             result, flight.outcomes[key.phase] = self.graphs.run(
                 key, work, over=batch > sizes[-1], quiet=lambda: self.state.dummies(batch)
             )
+            if key.phase == "verify":
+                check_bits(self._engine.group, self._num_decoded, result[: len(parts) * width])
+                self._num_decoded += 1
             if key.phase == "verify" and variant.host:
                 flight.clock.enter("accept")
                 flight.outcomes["accept"] = HOST_DRAWS

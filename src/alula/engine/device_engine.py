@@ -1,6 +1,7 @@
 """An engine whose cycles stay on the device: the host reads tokens one cycle late and schedules while the GPU works.
 
-The same requests, scheduler and records as engine.py; the verbs run as phases of device_cycle.py. One rank.
+The same requests, scheduler and records as engine.py; the verbs run as phases of device_cycle.py. On N ranks, N of
+these run in lockstep: what is launched when follows from requests, pages and decisions alone, never from times.
 """
 
 from __future__ import annotations

@@ -75,10 +75,8 @@ class DevicePhases:
         def run() -> Tensor:
             prepared = (buffers.ids_R, buffers.positions_R, buffers.slots_R, buffers.first_B)
             target, chain = self._parts.target, self._kernels.chain
-            embedded = chain.embed_rows(
-                *(state.seats, buffers.seats_B, width, prepared, target.embedding.weight_VH, target.first_norm)
-            )
-            forward = self._forward(self._parts.geometry, prepared, buffers.seats_B, width)
+            embedded = self._begin_rows(buffers.seats_B, width, prepared)
+            forward = self._forward(self._parts.geometry, prepared, buffers.seats_B, width, "verify")
             stream, features = self._target(forward, variant.features != NO_FEATURES, embedded)
             logits_RV = target.block_logits(stream.normed, forward)
             if variant.features == FEATURES_READ:
@@ -116,10 +114,10 @@ class DevicePhases:
             feature_BH = state.feedback_SH.index_select(0, seats_B)
             for step in range(num_drafts - 1):
                 self._kernels.seats.prepare_draft_rows(state.seats, seats_B, step, *prepared)
-                forward = self._forward(geometry, prepared, seats_B, 1)
+                forward = self._forward(geometry, prepared, seats_B, 1, "draft")
                 stream = model.block(forward, feature_BH)
                 drafts_B = self._draw_drafts(stream.normed, forward, seats_B, positions_B, variant)
-                self._kernels.seats.store_first_drafts(state.seats, seats_B, drafts_B, step + 1)
+                self._kernels.seats.store_drafts(state.seats, seats_B, drafts_B, step + 1)
                 if step + 2 < num_drafts:
                     feature_BH = model.block_feedback(stream, forward)
 
@@ -134,7 +132,7 @@ class DevicePhases:
         def run() -> None:
             ids_R = buffers.results_BX[:, 2:].reshape(-1)
             prepared = (ids_R, buffers.positions_R, buffers.slots_R, buffers.first_B)
-            forward = self._forward(self._draft_geometry, prepared, buffers.seats_B, width)
+            forward = self._forward(self._draft_geometry, prepared, buffers.seats_B, width, "extend")
             stream = self._model.block(forward, self._model.fuse.block(buffers.features_RF, forward.products))
             self._begin_chain(stream, buffers.last_row_B, forward, buffers.seats_B, variant)
 
@@ -143,7 +141,7 @@ class DevicePhases:
     def read_chunk(self, ids: list[int], first: int, samples: bool, features: bool) -> ChunkRead:
         """Target forward over known tokens of the seat in `state.prompt`, at positions from `first` on. Eager."""
         ids_R = self._ids(ids)
-        forward = self._chunk(self._parts.geometry, ids_R, first)
+        forward = self._chunk(self._parts.geometry, ids_R, first, "verify")
         stream, parts = self._target(forward, features)
         features_RF = torch.cat(parts, dim=-1) if parts else None
         logits_1V = None
@@ -174,7 +172,7 @@ class DevicePhases:
         assert read.features_RF is not None
         root_1 = state.seats.root_S.index_select(0, seats_1)
         behind_1 = root_1 if successor is None else self._one(successor)
-        forward = self._chunk(self._draft_geometry, torch.cat((read.ids_R[1:], behind_1)), read.first)
+        forward = self._chunk(self._draft_geometry, torch.cat((read.ids_R[1:], behind_1)), read.first, "extend")
         stream = self._model.block(forward, self._model.fuse.block(read.features_RF, forward.products))
         if begins:
             last_1 = self._one(len(read.ids_R) - 1)
@@ -210,14 +208,27 @@ class DevicePhases:
             return output.stream, (self._kernels.stream.finish(output.stream),)
         return output.stream, output.features
 
-    def _forward(self, geometry: Geometry, prepared: Prepared, seats_B: Tensor, width: int) -> BlockInput:
+    def _begin_rows(self, seats_B: Tensor, width: int, prepared: Prepared) -> Stream | None:
+        """The rows of a verify, into `prepared`; with their embedding where this rank holds all of it."""
+        target, seats = self._parts.target, self._state.seats
+        if not target.embedding.is_whole:
+            self._kernels.seats.prepare_rows(seats, seats_B, width, *prepared)
+            return None
+        embedded: Stream = self._kernels.chain.embed_rows(
+            *(seats, seats_B, width, prepared, target.embedding.weight_VH, target.first_norm)
+        )
+        return embedded
+
+    def _forward(
+        self, geometry: Geometry, prepared: Prepared, seats_B: Tensor, width: int, phase: str
+    ) -> BlockInput:
         """Rows of decoding."""
         ids_R, positions_R, slots_R, first_B = prepared
         tables_SP, page_tokens = self._state.seats.tables_SP, self._state.seats.page_tokens
         rows = PagedRows(tables_SP, seats_B, first_B, width, page_tokens)
-        return BlockInput(ids_R, positions_R, slots_R, rows, geometry.cache, self._kernels, decoding=True)
+        return BlockInput(ids_R, positions_R, slots_R, rows, geometry.cache, self._kernels, True, phase)
 
-    def _chunk(self, geometry: Geometry, ids_R: Tensor, first: int) -> BlockInput:
+    def _chunk(self, geometry: Geometry, ids_R: Tensor, first: int, phase: str) -> BlockInput:
         """Rows of a prompt."""
         width, seats = len(ids_R), self._state.seats
         positions_R = torch.arange(first, first + width, device=ids_R.device)
@@ -226,7 +237,7 @@ class DevicePhases:
         slots_R = pages_R * seats.page_tokens + positions_R % seats.page_tokens
         first_1 = torch.full((1,), first, dtype=torch.int32, device=ids_R.device)
         rows = PagedRows(seats.tables_SP, seats_1, first_1, width, seats.page_tokens)
-        return BlockInput(ids_R, positions_R, slots_R, rows, geometry.cache, self._kernels, decoding=False)
+        return BlockInput(ids_R, positions_R, slots_R, rows, geometry.cache, self._kernels, False, phase)
 
     def _begin_chain(
         self, stream: Stream, last_B: Tensor, forward: BlockInput, seats_B: Tensor, variant: Variant
@@ -236,7 +247,7 @@ class DevicePhases:
         normed = self._kernels.chain.begin_chains(stream, last_B, seats_B, self._state.feedback_SH, post)
         positions_B = forward.positions_R.index_select(0, last_B)
         drafts_B = self._draw_drafts(normed, forward, seats_B, positions_B, variant)
-        self._kernels.seats.store_first_drafts(self._state.seats, seats_B, drafts_B, 0)
+        self._kernels.seats.store_drafts(self._state.seats, seats_B, drafts_B, 0)
 
     def _draw_drafts(
         self, normed: Deferred, forward: BlockInput, seats_B: Tensor, positions_B: Tensor, variant: Variant
@@ -249,7 +260,6 @@ class DevicePhases:
                 seats_B,
                 positions_B,
             ),
-            filtered=variant.filtered,
             sampled=variant.sampled,
         )
         return drafts_B

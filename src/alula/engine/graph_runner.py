@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 import torch
 
 from alula.core.config import GraphConfig
+from alula.core.errors import RankFailure
 from alula.core.records import PhaseOutcome
 from alula.engine.memory import CYCLE, in_short, out_of_memory
 
 T = TypeVar("T")
+ELSEWHERE = "another rank could not capture it"
 REPLAYED = PhaseOutcome(replayed=True)
 NO_CUDA, DISABLED, BY_OPTION, OVER_CAPTURED = (
     "device_has_no_graphs",
@@ -44,11 +46,18 @@ class _Captured:
 
 
 class GraphRunner:
-    """Captures at first use or ahead of it, all graphs in one memory pool; replays in the order of the stream."""
+    """Captures at first use or ahead of it, all graphs in one memory pool; replays in the order of the stream.
 
-    def __init__(self, config: GraphConfig, device: torch.device) -> None:
+    agree: whether a capture that worked here worked on every rank: a collective may run otherwise inside a graph than
+    outside, so either all ranks replay or none. Called after each capture.
+    """
+
+    def __init__(
+        self, config: GraphConfig, device: torch.device, agree: Callable[[bool], bool] = lambda worked: worked
+    ) -> None:
         self._config = config
         self._device = device
+        self._agree = agree
         self._captured: dict[GraphKey, _Captured] = {}
         self._refused: dict[GraphKey, str] = {}
         self._pool: Any = None
@@ -103,14 +112,19 @@ class GraphRunner:
         if key in self._refused:
             return None
         stream = torch.cuda.current_stream(self._device)
+        captured, why = None, ELSEWHERE
         try:
             captured = self._try(work)
+        except RankFailure:  # the ranks are out of step, so there is nothing to go on with
+            raise
         except Exception as error:  # noqa: BLE001  # whatever refuses to be captured runs eagerly, and says why
             # A capture that fails at its end leaves its own stream current, and its pool as if still recorded to.
             torch.cuda.set_stream(stream)
             self._pool = None
             torch.cuda.synchronize(self._device)
-            self._refused[key] = _why(error)
+            why = _why(error)
+        if not self._agree(captured is not None) or captured is None:
+            self._refused[key] = why
             return None
         self._captured[key] = captured
         return captured

@@ -18,6 +18,7 @@ from alula.comm.group import Group
 from alula.core.config import EngineConfig
 from alula.core.errors import InvalidOption, OutOfMemory, UnsupportedModel
 from alula.core.shape import ModelShape, parse_shape
+from alula.engine.agreement import agreed_minimum
 from alula.engine.device import device_name, free_memory_bytes, resolve_device
 from alula.engine.exactness import Exactness, plan_exactness
 from alula.engine.memory import CYCLE, KV_CACHE, WEIGHTS, cycle_bytes, memory_errors
@@ -90,7 +91,7 @@ def load_parts(spec: EngineSpec, group: Group, progress: Progress | None = None)
         reader = WeightReader(checkpoint, dtype, device, _weights_progress(say))
         target = LlamaModel(reader, shape, context, group, kernels)
         draft = _load_draft(spec, target, place, say)
-    block, block_refusal = choose_block_kernels(device, group.size)
+    block, block_refusal = choose_block_kernels(device, group)
     features = 0 if draft is None else draft.config.num_features
     reserve = cycle_bytes(config, shape.vocab_size, features, dtype) if block is not None else 0
     with memory_errors("the KV cache", KV_CACHE):
@@ -122,9 +123,9 @@ class _Loaded:
     block_refusal: str | None
 
 
-def choose_block_kernels(device: torch.device, num_ranks: int) -> tuple[BlockKernels | None, str | None]:
+def choose_block_kernels(device: torch.device, group: Group) -> tuple[BlockKernels | None, str | None]:
     """The kernels of a cycle that stays on the device, or why this engine has none."""
-    refusal = "several_ranks_not_captured_yet" if num_ranks > 1 else gpu_refusal(device)
+    refusal = gpu_refusal(device) or group.capture_refusal
     return (None, refusal) if refusal else (triton_block_kernels(), None)
 
 
@@ -248,14 +249,6 @@ def _kv_budget(place: HeadPlace, reserve: int, page_bytes: int) -> int:
             f"about {reserve >> 20}: use a smaller --dtype, or {CYCLE}"
         )
     return budget
-
-
-def agreed_minimum(group: Group, count: int) -> int:
-    """The smallest count of any rank: all ranks must hold the same number of pages."""
-    if group.size == 1:
-        return count
-    counts = group.all_gather(torch.tensor([count], dtype=torch.int64), "other", dim=0)
-    return int(counts.min())
 
 
 def _context(config: EngineConfig, shape: ModelShape) -> int:

@@ -87,7 +87,7 @@ class Attention:
             qkv_RAD = products.linear(x, *self._qkv.parameters).unflatten(-1, (-1, self._head_dim))
             q_RND = rotate_and_write(self._normed(qkv_RAD), rope, k_SKD, v_SKD, forward.slots_R)
         attended_RE = forward.kernels.attention(forward.rows.width)(q_RND, k_SKD, v_SKD, forward.rows)
-        return products.adding_linear(Deferred(attended_RE), *self._output.parameters, onto_RH, next_norm)
+        return self._output.block(Deferred(attended_RE), onto_RH, next_norm, forward)
 
     def _attend_alone(
         self, group: AttentionGroup, qkv_RAD: Tensor, rotary: tuple[Tensor, Tensor], forward: ForwardInput

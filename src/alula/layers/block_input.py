@@ -19,7 +19,7 @@ class BlockInput:
     """Rows of one forward.
 
     ids_R: token ids. positions_R: absolute positions. slots_R: where each row's key and value go, all int64.
-    rows: who attends to what. decoding: False for rows of a prompt.
+    rows: who attends to what. decoding: False for rows of a prompt. phase: what collectives are recorded under.
     """
 
     ids_R: Tensor
@@ -29,6 +29,7 @@ class BlockInput:
     cache: KVCache
     kernels: BlockKernels
     decoding: bool
+    phase: str
 
     @property
     def products(self) -> Products:

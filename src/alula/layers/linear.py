@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from alula.comm.group import Group
+from alula.kernels.reference.fused import Deferred, Norm, Stream
+from alula.layers.block_input import BlockInput
 from alula.layers.kernels import Kernels, build_linear, constants
 from alula.layers.weights import WeightReader
 
@@ -83,7 +85,15 @@ class RowParallelLinear:
         y_RO = self._group.all_reduce(self._product(x_RI), phase)
         return y_RO if self._bias_O is None else y_RO + self._bias_O
 
-    @property
-    def parameters(self) -> tuple[Tensor, Tensor | None]:
-        """Weight [O, I] of this rank, and the bias [O] that is added once over all ranks."""
-        return constants(self._product)[0], self._bias_O
+    def block(self, x: Deferred, onto_RO: Tensor, next_norm: Norm, forward: BlockInput) -> Stream:
+        """`onto` plus this product of x as a stream, ready for `next_norm`: the device-resident form of a call.
+
+        On one rank the product's own kernel adds. On several the sums over ranks come between the two."""
+        weight_OI, products = constants(self._product)[0], forward.products
+        if self._group.size == 1:
+            return products.adding_linear(x, weight_OI, self._bias_O, onto_RO, next_norm)
+        y_RO = self._group.all_reduce(products.linear(x, weight_OI), forward.phase)
+        if self._bias_O is not None:
+            y_RO = y_RO + self._bias_O
+        entered: Stream = forward.kernels.stream.enter(onto_RO + y_RO, next_norm)
+        return entered

@@ -84,7 +84,7 @@ class DecoderLayer:
     def block(self, stream: Stream, rope: Rope, next_norm: Norm, forward: BlockInput) -> Stream:
         """The device-resident form of a call: the stream comes ready for this layer's first norm."""
         middle = self._attention.block(stream.normed, stream.x_RH, rope, self._mlp_norm.norm, forward)
-        return self._mlp.block(middle, next_norm, forward.products)
+        return self._mlp.block(middle, next_norm, forward)
 
 
 class LlamaModel:
@@ -139,11 +139,11 @@ class LlamaModel:
     def block(
         self, forward: BlockInput, boundaries: tuple[int, ...] = (), stream: Stream | None = None
     ) -> BlockOutput:
-        """One forward without host or ranks: what a graph captures. Boundaries as in a call; stream: the embedding of
-        the rows, where the caller has it."""
+        """One forward without the host: what a graph captures. Boundaries as in a call; stream: the embedding of the
+        rows, where the caller has it."""
         norms = [layer.attention_norm for layer in self._layers] + [self._norm.norm]
         if stream is None:
-            stream = forward.kernels.stream.embed(forward.ids_R, self.embedding.weight_VH, norms[0])
+            stream = self._embedded(forward)
         rope = self._rotary.at(forward.positions_R)
         kept: dict[int, Tensor] = {}
         for boundary, layer in enumerate(self._layers):
@@ -152,9 +152,17 @@ class LlamaModel:
         kept[len(self._layers)] = stream.x_RH
         return BlockOutput(stream, tuple(kept[b] for b in boundaries))
 
+    def _embedded(self, forward: BlockInput) -> Stream:
+        kernels = forward.kernels.stream
+        if self.embedding.is_whole:
+            stream: Stream = kernels.embed(forward.ids_R, self.embedding.weight_VH, self.first_norm)
+        else:
+            stream = kernels.enter(self.embedding(forward.ids_R, forward.phase), self.first_norm)
+        return stream
+
     def block_logits(self, normed: Deferred, forward: BlockInput) -> Tensor:
         """[R, V] in the model's dtype."""
-        return forward.products.linear(normed, self.head.weight_VH)
+        return self.head.block(normed, forward)
 
     def logits(self, hidden_RH: Tensor, phase: str) -> Tensor:
         return self.head(hidden_RH, phase)

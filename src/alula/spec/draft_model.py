@@ -126,9 +126,10 @@ class DraftModel:
 
     def block(self, forward: BlockInput, feature_RH: Tensor) -> Stream:
         """The device-resident form of a call -> the stream behind the layer, ready for the final norm."""
+        table_VH, rows_R = self._embedding.lookup(forward.ids_R, forward.phase)
         both_RX = forward.kernels.stream.join_norms(
-            forward.ids_R,
-            self._embedding.weight_VH,
+            rows_R,
+            table_VH,
             self._embedding_norm.norm,
             feature_RH,
             self._hidden_norm.norm,
@@ -137,7 +138,7 @@ class DraftModel:
         residual_RH = both_RX[:, size:].contiguous() if self.config.norm_before_residual else feature_RH
         rope = self._rotary.at(forward.positions_R)
         middle = self._attention.block(Deferred(both_RX), residual_RH, rope, self._mlp_norm.norm, forward)
-        return self._mlp.block(middle, self._norm.norm, forward.products)
+        return self._mlp.block(middle, self._norm.norm, forward)
 
     def block_feedback(self, stream: Stream, forward: BlockInput) -> Tensor:
         """What the next draft step takes as its feature, [R, H]."""
@@ -145,7 +146,7 @@ class DraftModel:
 
     def block_logits(self, normed: Deferred, forward: BlockInput) -> Tensor:
         """[R, D] over the draft vocabulary."""
-        return forward.products.linear(normed, self._head.weight_VH)
+        return self._head.block(normed, forward)
 
     def logits(self, normed_RH: Tensor, phase: str) -> Tensor:
         """[R, D] over the draft vocabulary; `hot_D` has the target id of each column."""
