@@ -33,6 +33,20 @@ BANDWIDTH, PYTORCH, REAL, AUTO_SMALL, AUTO_LARGE = "bandwidth", "pytorch", "real
 # Those that most rows come from first: a run that is cut short has them.
 SECTIONS = (BANDWIDTH, LARGE, REAL, PYTORCH, AUTO_SMALL, SMALL, AUTO_LARGE)
 
+_ONLY = f"run these sections alone: {', '.join(SECTIONS)}; over a gpu.json that is there, only with --resume"
+_BUDGET = (
+    "after so many seconds (450 where not given; those that --resume takes up count) no further part begins: "
+    "those left out say so in the file, and their figures read 'not measured'"
+)
+_DERIVE = (
+    "measure nothing: compute anew the ratios and targets that follow from the values measured in FILE, print them "
+    "and write them back; --out, --only and the others have no effect"
+)
+_RESUME = (
+    "add to DIR/gpu.json: its other sections, its command and its date stay, its seconds count for --budget; "
+    "sections that run again are replaced"
+)
+
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
@@ -40,6 +54,14 @@ def main(arguments: list[str] | None = None) -> int:
         return _derive(options.derive)
     if not options.dry and not torch.cuda.is_available():
         print("no CUDA GPU here; --dry goes the same ways on a CPU", file=sys.stderr)
+        return 2
+    if _would_lose_sections(options):
+        there = options.out / "gpu.json"
+        print(
+            f"{there} is there, and --only would drop its other sections; add --resume to keep them, or give another "
+            "--out",
+            file=sys.stderr,
+        )
         return 2
     scale = DRY if options.dry else Scale()
     report = Report(options.out / "gpu.json", _head(options))
@@ -58,6 +80,10 @@ def main(arguments: list[str] | None = None) -> int:
     report.write()
     say(f"{report.document['seconds']:.0f} s; {report.path}")
     return 1 if _failures(report.document) else 0
+
+
+def _would_lose_sections(options: argparse.Namespace) -> bool:
+    return set(options.only) < set(SECTIONS) and not options.resume and (options.out / "gpu.json").exists()
 
 
 def _derive(path: Path) -> int:
@@ -84,14 +110,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder that gets gpu.json")
     parser.add_argument("--model", help="the real SmolLM2: GGUF file, folder or built-in name")
     parser.add_argument("--head", help="its EAGLE-3 head's folder; without it, the built-in model's own")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, metavar="SECTION")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, metavar="SECTION", help=_ONLY)
     parser.add_argument("--commit", help="of the sources, where there is no .git beside them")
-    parser.add_argument("--budget", type=float, default=450.0, help="seconds after which no further part begins")
+    parser.add_argument("--budget", type=float, default=450.0, metavar="SECONDS", help=_BUDGET)
     parser.add_argument("--dry", action="store_true", help="on a CPU, a tiny shape, figures without meaning")
-    parser.add_argument(
-        "--derive", type=Path, metavar="FILE", help="measure nothing; compute a file's ratios again"
-    )
-    parser.add_argument("--resume", action="store_true", help="keep what DIR/gpu.json holds of other sections")
+    parser.add_argument("--derive", type=Path, metavar="FILE", help=_DERIVE)
+    parser.add_argument("--resume", action="store_true", help=_RESUME)
     options = parser.parse_args(arguments)
     options.arguments = arguments
     return options

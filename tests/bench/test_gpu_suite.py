@@ -43,6 +43,9 @@ def test_a_dry_run_fills_every_section(tmp_path: Path, capsys: pytest.CaptureFix
     assert sections["real"]["exactness"]["mismatched_tokens"] == 0
     assert [row["k"] for row in sections["real"]["twelve"]["rows"]] == [2, 3]
     # Every row has a figure, but for batch 16 and for a ratio over a plain step that misses its own row.
+    assert all(
+        row["first_met"] is row["then_met"] is None for row in document["must_show"]
+    )  # figures of no meaning
     missing = {row["figure"] for row in document["must_show"] if row["measured"] is None}
     assert missing <= {"8B plain step, batch 16, KV 512 / floor", "SmolLM2 EAGLE-3 / plain, twelve"}
 
@@ -60,7 +63,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(tmp_path: Path, monkeypatch: py
     assert "broken" in sections[gpu.LARGE]["widths"]["error"]["traceback"]
     assert sections[gpu.LARGE]["served_kv24_batch1"]["cycle"]["cycles"] > 0
     figures = {row["figure"]: row for row in document["must_show"]}
-    assert figures["SmolLM2 mismatched tokens"]["first_met"] == "not measured"
+    assert figures["SmolLM2 mismatched tokens"]["measured"] is None
 
 
 def test_a_run_whose_time_is_up_says_what_it_left_out(tmp_path: Path) -> None:
@@ -72,6 +75,12 @@ def test_a_second_process_keeps_what_the_first_found(tmp_path: Path) -> None:
     run(tmp_path, "--only", gpu.BANDWIDTH)
     _, document = run(tmp_path, "--resume", "--only", gpu.PYTORCH)
     assert list(document["sections"]) == [gpu.BANDWIDTH, gpu.PYTORCH]
+
+
+def test_some_sections_do_not_replace_a_file_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gpu.json").write_text("{}")
+    assert run(tmp_path, "--only", gpu.BANDWIDTH) == (2, {})
+    assert "--resume" in capsys.readouterr().err
 
 
 def test_the_command_for_the_rest() -> None:
@@ -99,3 +108,4 @@ def test_a_ratio_over_a_slow_plain_step_does_not_count(plain_ms: float, speedup:
     rows = {found["figure"]: found for found in gpu_targets.rows(document)}
     assert rows["SmolLM2 EAGLE-3 / plain, twelve"]["measured"] == speedup
     assert rows["SmolLM2 plain step, ms"]["first_met"] == ("yes" if speedup else "no")
+    assert rows["SmolLM2 mismatched tokens"]["first_met"] == "not measured"
