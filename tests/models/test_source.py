@@ -73,6 +73,12 @@ def test_any_other_name_ends_in_a_message(name: str) -> None:
         resolve_source(name)
 
 
+@pytest.mark.parametrize("name", ["/nonexist", "", "a\0b"])
+def test_a_head_that_is_not_there_is_called_one(name: str) -> None:
+    with pytest.raises(ModelNotFound, match="head"):
+        resolve_source(name, what="head")
+
+
 def test_everything_that_was_tried_is_named() -> None:
     with pytest.raises(ModelNotFound) as caught:
         resolve_source("smollm3")

@@ -33,7 +33,7 @@ def check_head(
 
     with output.loading() as say:
         source = resolve_source(model, say)
-        path = source.builtin_head if head == "auto" else resolve_source(head, say).path
+        path = source.builtin_head if head == "auto" else resolve_source(head, say, "head").path
         if path is None:
             raise InvalidOption(f"{model} brings no head of its own; name one with --head")
         spec = EngineSpec(source=source, head=path, config=EngineConfig(speculation=speculation))

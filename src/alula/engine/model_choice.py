@@ -61,7 +61,7 @@ def _head_path(source: ModelSource, draft: str | None, progress: Callable[[str],
         return None
     if draft == "auto":
         return source.builtin_head
-    return resolve_source(draft, progress).path
+    return resolve_source(draft, progress, "head").path
 
 
 def _draft_name(head: Path | None, weights: str) -> str | None:

@@ -45,18 +45,20 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     shape_config: dict[str, Any] | None = None
 
 
-def resolve_source(name: str, progress: Progress | None = None) -> ModelSource:
+def resolve_source(name: str, progress: Progress | None = None, what: str = "model") -> ModelSource:
     """Finds, and where needed fetches, the model of that name. `progress` gets a line at a time while it waits.
+
+    what: "head" where it is an EAGLE-3 head that is looked for, for the messages.
 
     Raises ModelNotFound with everything that was tried.
     """
     progress = progress or _silent
     if not name.strip():
         raise ModelNotFound(
-            "the model's name is empty; expected a folder, a .gguf file, a built-in name or a hub id"
+            f"the {what}'s name is empty; expected a folder, a .gguf file, a built-in name or a hub id"
         )
     path = Path(name).expanduser()
-    if _exists(path):
+    if _exists(path, what):
         return _local(name, path)
     if name in builtin.MODELS:
         model = builtin.MODELS[name]
@@ -68,8 +70,8 @@ def resolve_source(name: str, progress: Progress | None = None) -> ModelSource:
         )
     tried = ["not a folder", "not a file", f"not a built-in name ({', '.join(builtin.MODELS)})"]
     if not HUB_ID.fullmatch(name):
-        raise _not_found(name, [*tried, "not a hub id (organisation/name)"])
-    return ModelSource(kind="hub", name=name, path=_hub(name, tried, progress))
+        raise _not_found(what, name, [*tried, "not a hub id (organisation/name)"])
+    return ModelSource(kind="hub", name=name, path=_hub(name, tried, progress, what))
 
 
 def resolve_shape(name: str) -> ModelSource:
@@ -90,19 +92,19 @@ def resolve_shape(name: str) -> ModelSource:
     )
 
 
-def _not_found(name: str, tried: list[str]) -> ModelNotFound:
-    return ModelNotFound(f"no model {name!r}: {'; '.join(tried)}")
+def _not_found(what: str, name: str, tried: list[str]) -> ModelNotFound:
+    return ModelNotFound(f"no {what} {name!r}: {'; '.join(tried)}")
 
 
 def _silent(line: str) -> None:
     del line
 
 
-def _exists(path: Path) -> bool:
+def _exists(path: Path, what: str = "model") -> bool:
     try:
         return path.exists()
     except (OSError, ValueError) as error:  # a name too long for the file system, or with a NUL
-        raise ModelNotFound(f"the model's name cannot be a path: {error}") from error
+        raise ModelNotFound(f"the {what}'s name cannot be a path: {error}") from error
 
 
 def _local(name: str, path: Path) -> ModelSource:
@@ -138,19 +140,19 @@ def _directory(name: str, path: Path) -> ModelSource:
     return ModelSource(kind="gguf", name=name, path=ggufs[0])
 
 
-def _hub(name: str, tried: list[str], progress: Progress) -> Path:
+def _hub(name: str, tried: list[str], progress: Progress, what: str) -> Path:
     """The local copy of a hub repository. Raises ModelNotFound with what the hub said."""
     progress(f"looking for {name} on the Hugging Face hub")
     try:
         folder = _snapshot(name)
     except ImportError as error:
         answer = "hub not asked: huggingface_hub is not installed (`pip install 'alula[run]'`)"
-        raise _not_found(name, [*tried, answer]) from error
+        raise _not_found(what, name, [*tried, answer]) from error
     except Exception as error:  # some are its HTTP library's own, which has changed between versions
-        raise _not_found(name, [*tried, f"hub said: {_first_line(error)}"]) from error
+        raise _not_found(what, name, [*tried, f"hub said: {_first_line(error)}"]) from error
     if not any(folder.glob("*.safetensors")):
         answer = "hub said: found, but no safetensors files in its top folder; a GGUF file must be fetched by hand"
-        raise _not_found(name, [*tried, answer])
+        raise _not_found(what, name, [*tried, answer])
     return folder
 
 
