@@ -61,8 +61,12 @@ def enter(x_RH: Tensor, norm: Norm) -> Stream:
 
 def finish(stream: Stream) -> Tensor:
     """The normalised stream itself, [R, H], for who needs more than a product of it."""
-    normed = stream.normed
-    return (normed.value_RI.float() * _inverse_rms(normed)).to(stream.x_RH.dtype)
+    return finished(stream.normed)
+
+
+def finished(x: Deferred) -> Tensor:
+    """What a deferred norm stands for, [R, I]."""
+    return x.value_RI if x.squares_RC is None else (x.value_RI * _inverse_rms(x)).to(x.value_RI.dtype)
 
 
 def join_norms(ids_R: Tensor, table_VH: Tensor, norm: Norm, feature_RH: Tensor, feature_norm: Norm) -> Tensor:

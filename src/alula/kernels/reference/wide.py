@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from alula.kernels.reference.activation import silu_and_multiply
-from alula.kernels.reference.fused import Deferred, Norm, Rope, Stream, enter, rotate_and_write
+from alula.kernels.reference.fused import Deferred, Norm, Rope, Stream, enter, finished, rotate_and_write
 
 
 def linear(x: Deferred, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """norm(x) W^T + b -> [R, O]."""
-    return torch.nn.functional.linear(_finished(x), weight_OI, bias_O)
+    return torch.nn.functional.linear(finished(x), weight_OI, bias_O)
 
 
 def gated_linear(x: Deferred, weight_2MI: Tensor, bias_2M: Tensor | None = None) -> Tensor:
@@ -39,10 +39,3 @@ def qkv_linear(
     """As fused.qkv_linear -> rotated queries [R, N, D]."""
     qkv_RAD = linear(x, weight_AI, bias_A).unflatten(-1, (-1, k_SKD.shape[2]))
     return rotate_and_write(qkv_RAD, rope, k_SKD, v_SKD, slots_R)
-
-
-def _finished(x: Deferred) -> Tensor:
-    if x.squares_RC is None:
-        return x.value_RI
-    mean_R1 = x.squares_RC.sum(-1, keepdim=True) / x.value_RI.shape[-1]
-    return (x.value_RI * torch.rsqrt(mean_R1 + x.eps)).to(x.value_RI.dtype)
