@@ -19,13 +19,12 @@ import torch
 
 from alula import LLM, SamplingParams
 from alula.bench.results import decode_cycles
-from alula.core.config import EngineConfig
+from alula.core.config import MAX_STEPS, EngineConfig
 from alula.core.records import CycleRecord
 from alula.engine.device_clock import Mark
 from alula.engine.device_engine import DeviceEngine
 from alula.engine.device_phases import FEATURES_READ, Variant
 from alula.engine.setup import Parts
-from alula.kernels.reference.seats import MAX_STEPS
 from alula.layers.block_kernels import reference_block_kernels
 from alula.layers.kernels import reference_kernels
 from alula.models.source import ModelSource

@@ -233,16 +233,17 @@ def test_a_draft_with_the_targets_logits_draws_the_targets_token(twin: ModuleTyp
     params = [SamplingParams(temperature=temperature, seed=seed) for seed in (3, 4, 5)]
     table, seats_B = table_of(params)
     logits_BV = random_logits(3, 1500, torch.bfloat16, 6)
-    flags = {"filtered": False, "sampled": temperature > 0}
+    sampled = temperature > 0
     # The draft's row p - 1 and the target's row p draw the token of position p + 1.
-    targets_B, _ = twin.draw_tokens(logits_BV, table, seats_B, 1, positions(3), **flags)
+    targets_B, _ = twin.draw_tokens(logits_BV, table, seats_B, 1, positions(3), filtered=False, sampled=sampled)
     everything_D = torch.arange(1500, device=DEVICE)
     assert torch.equal(
-        twin.draw_draft_tokens(logits_BV, everything_D, table, seats_B, positions(3) - 1, **flags), targets_B
+        twin.draw_draft_tokens(logits_BV, everything_D, table, seats_B, positions(3) - 1, sampled=sampled),
+        targets_B,
     )
     # A draft that knows every third token, the target's own among them.
     hot_D = torch.cat([everything_D[::3], targets_B]).unique()
-    drafts_B = twin.draw_draft_tokens(logits_BV[:, hot_D], hot_D, table, seats_B, positions(3) - 1, **flags)
+    drafts_B = twin.draw_draft_tokens(logits_BV[:, hot_D], hot_D, table, seats_B, positions(3) - 1, sampled=sampled)
     assert torch.equal(drafts_B, targets_B)
 
 

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from alula.core.config import MAX_STEPS
 from alula.kernels.gpu import seats as gpu
 from alula.kernels.reference import seats as reference
-from alula.kernels.reference.seats import MAX_STEPS, Forced, Seats
+from alula.kernels.reference.seats import Forced, Seats
 from alula.spec.acceptance import accept_chain
 from interpreter import DEVICE
 
@@ -176,12 +177,12 @@ def test_forced_counts_respect_width_limit_and_bad_rows(twin: ModuleType) -> Non
 
 
 @TWINS
-def test_first_drafts_go_to_their_seats(twin: ModuleType) -> None:
+def test_drafts_go_to_their_seats(twin: ModuleType) -> None:
     seats = make_seats(3)
     expected_SK = seats.drafts_SK.clone()
     expected_SK[[7, 2], 4] = torch.tensor([11, 12], device=DEVICE)
     drafts_B = torch.tensor([90, 11, 91, 12], device=DEVICE)
-    twin.store_first_drafts(seats, as_seats([0, 7, 0, 2]), drafts_B, 4)
+    twin.store_drafts(seats, as_seats([0, 7, 0, 2]), drafts_B, 4)
     assert torch.equal(seats.drafts_SK, expected_SK)
 
 

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alula.kernels.gpu.launch import launches_early
-from alula.kernels.gpu.products import begin, wait
+from alula.kernels.gpu.early_start import begin, wait
+from alula.kernels.gpu.launch import early_launch
 from alula.kernels.reference import chain_rows as reference
-from alula.kernels.reference.chain_rows import Prepared, picked
+from alula.kernels.reference.chain_rows import Prepared
 from alula.kernels.reference.fused import Deferred, Norm, Stream
 from alula.kernels.reference.seats import Seats
 
@@ -25,21 +25,20 @@ def embed_rows(
 ) -> Stream:
     """`seats.prepare_rows` into `prepared`, and the embedding of its ids.
 
-    The first kernel of a forward. It does not let the next one start early: so whatever is written up to here
-    (positions, tables, keys of earlier positions) may be read by all kernels of the forward at once.
+    The first kernel of a verify on one rank. Unlike the first kernels of stream.py it never lets the next one start
+    early, since it writes positions itself: so these too, beside what was written before (tables, keys of earlier
+    positions), may be read by all kernels of the forward at once.
     """
     num_rows, size = seats_B.shape[0] * width, table_VH.shape[1]
     x_RH, scaled_RH = table_VH.new_empty(num_rows, size), table_VH.new_empty(num_rows, size)
     squares_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=x_RH.device)
-    early = launches_early(x_RH.device)
     _embed_kernel[(num_rows,)](
         *(seats.root_S, seats.drafts_SK, seats.num_kv_S, seats.tables_SP, seats_B, *prepared),
         *(table_VH, norm.weight_H, x_RH, scaled_RH, squares_R1),
         *(width, size, seats.tables_SP.shape[1], seats.drafts_SK.shape[1]),
         PAGE=seats.page_tokens,
         BLOCK_H=triton.next_power_of_2(size),
-        EARLY=early,
-        launch_pdl=early,
+        **early_launch(x_RH.device),
     )
     return Stream(x_RH, Deferred(scaled_RH, squares_R1, norm.eps))
 
@@ -64,19 +63,16 @@ def begin_chains(stream: Stream, rows_B: Tensor, seats_B: Tensor, feedback_SH: T
     """Rows `rows_B` of a draft's stream, ready for its norm; each seat's feedback is set to that row, behind the norm
     where `post`."""
     normed = stream.normed
-    if normed.squares_RC is None:
-        return picked(stream, rows_B)
+    assert normed.squares_RC is not None
     batch, size, parts = rows_B.shape[0], normed.value_RI.shape[1], normed.squares_RC.shape[1]
     scaled_BH, squares_BC = normed.value_RI.new_empty(batch, size), normed.squares_RC.new_empty(batch, parts)
-    early = launches_early(scaled_BH.device)
     _chains_kernel[(batch,)](
         *(stream.x_RH, normed.value_RI, normed.squares_RC, rows_B, seats_B, feedback_SH, scaled_BH, squares_BC),
         *(size, parts, normed.eps),
         POST=post,
         BLOCK_H=triton.next_power_of_2(size),
         BLOCK_C=triton.next_power_of_2(parts),
-        EARLY=early,
-        launch_pdl=early,
+        **early_launch(scaled_BH.device),
     )
     return Deferred(scaled_BH, squares_BC, normed.eps)
 
@@ -85,14 +81,12 @@ def _move(
     parts: tuple[Tensor, ...], target: Tensor, seats_B: Tensor, positions_R: Tensor, ring: int, width: int
 ) -> None:
     num_rows, size = parts[0].shape
-    early = launches_early(target.device)
     padded = (*parts, *parts[:1] * (_MOST_PARTS - len(parts)))
     _move_kernel[(num_rows, len(parts))](
         *(*padded, target, seats_B, positions_R, size, len(parts), width),
         RING=ring,
         BLOCK_H=triton.next_power_of_2(size),
-        EARLY=early,
-        launch_pdl=early,
+        **early_launch(target.device),
     )
 
 
@@ -108,14 +102,14 @@ def _embed_kernel(
     norm = tl.load(norm_ptr + h, mask=ok, other=0.0).to(tl.float32)
     wait(EARLY)
     request, step = row // W, row % W
-    seat = tl.load(seats_ptr + request)
+    seat = tl.load(seats_ptr + request).to(tl.int64)
     num_kv = tl.load(num_kv_ptr + seat)
     root = tl.load(root_ptr + seat, mask=step == 0, other=0)
     draft = tl.load(drafts_ptr + seat * K + step - 1, mask=step > 0, other=0)
     token = tl.where(step == 0, root, draft)
     position = num_kv + step
     page = position // PAGE
-    held = tl.load(tables_ptr + seat.to(tl.int64) * P + page, mask=page < P, other=0).to(tl.int64)
+    held = tl.load(tables_ptr + seat * P + page, mask=page < P, other=0).to(tl.int64)
     tl.store(ids_ptr + row, token)
     tl.store(positions_ptr + row, position.to(tl.int64))
     tl.store(slots_ptr + row, tl.where(page < P, held * PAGE + position % PAGE, 0))

@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from alula.kernels.gpu.early_start import begin, wait
 from alula.kernels.gpu.filter_cuts import filter_cuts, load_values, order_codes
+from alula.kernels.gpu.launch import early_launch
 from alula.kernels.gpu.noise import gumbel_at, gumbel_tile
-from alula.kernels.gpu.seats import early_launch
 from alula.kernels.reference.device_sampling import DRAFT_AHEAD, TARGET_AHEAD, SamplingTable
 
 _BLOCK = 2048
@@ -48,7 +49,6 @@ def draw_draft_tokens(
     seats_B: Tensor,
     positions_B: Tensor,
     *,
-    filtered: bool,
     sampled: bool,
 ) -> Tensor:
     """ids_B, int64: what the draft proposes, as tokens of the target. Filters are left out, as in the torch twin: they
@@ -102,12 +102,11 @@ def _block_kernel(
     logits_ptr, cut_ptr, hot_ptr, best_ptr, best_id_ptr, largest_ptr,
     temperature_ptr, seed_ptr, sample_index_ptr, seats_ptr, positions_ptr,
     row_stride, vocab_size, width, num_blocks, ahead,
-    SAMPLED: tl.constexpr, FILTERED: tl.constexpr, HOT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    SAMPLED: tl.constexpr, FILTERED: tl.constexpr, HOT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Columns stand as [counters, 4]: four neighbours share a counter of the noise."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(EARLY)
+    wait(EARLY)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     counter = block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
     column = counter[:, None] * 4 + tl.arange(0, 4)[None, :]
@@ -141,11 +140,10 @@ def _block_kernel(
 @triton.jit(do_not_specialize=["num_blocks"])
 def _row_kernel(
     best_ptr, best_id_ptr, largest_ptr, hot_ptr, ids_ptr, bad_ptr, num_blocks,
-    HOT: tl.constexpr, MOST_BLOCKS: tl.constexpr, PDL: tl.constexpr,
+    HOT: tl.constexpr, MOST_BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, MOST_BLOCKS)
     place, inside = row * num_blocks + block, block < num_blocks

@@ -26,7 +26,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alula.kernels.gpu.seats import early_launch
+from alula.kernels.gpu.early_start import begin, wait
+from alula.kernels.gpu.launch import early_launch
 from alula.kernels.reference.device_sampling import ID_BITS, SamplingTable
 from alula.kernels.reference.sampling import UNITS
 
@@ -56,6 +57,7 @@ def filter_cuts(logits_RV: Tensor, table: SamplingTable, seats_B: Tensor, width:
     list_RL = torch.empty(num_rows, _LIST, dtype=torch.int64, device=device)
     cut_R = torch.empty(num_rows, dtype=torch.int64, device=device)
     parameters = (table.temperature_S, table.top_k_S, table.top_p_S, table.log_min_p_S, seats_B)
+    histogram_parameters = (table.temperature_S, table.top_k_S, table.top_p_S, seats_B)
     sizes = (logits_RV.stride(0), vocab_size, width, num_blocks)
     options: dict[str, Any] = {"BINS": _BINS, **early_launch(device)}
     grid = (num_rows, num_blocks)
@@ -64,7 +66,8 @@ def filter_cuts(logits_RV: Tensor, table: SamplingTable, seats_B: Tensor, width:
     )
     options["MOST_BLOCKS"] = triton.next_power_of_2(num_blocks)
     _histogram_kernel[grid](
-        logits_RV, largest_RJ, bins_R2N, *parameters, *sizes, BLOCK=_BLOCK, num_warps=_BLOCK_WARPS, **options
+        *(logits_RV, largest_RJ, bins_R2N, *histogram_parameters, *sizes),
+        **{"BLOCK": _BLOCK, "num_warps": _BLOCK_WARPS, **options},
     )
     _cut_kernel[(num_rows,)](
         *(logits_RV, largest_RJ, bins_R2N, list_RL, cut_R, *parameters, *sizes),
@@ -121,11 +124,10 @@ def _row_largest(largest_ptr, row, num_blocks, MOST_BLOCKS: tl.constexpr):
 def _largest_kernel(
     logits_ptr, largest_ptr, bins_ptr, temperature_ptr, top_k_ptr, top_p_ptr, log_min_p_ptr, seats_ptr,
     row_stride, vocab_size, width, num_blocks,
-    BINS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    BINS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(EARLY)
+    wait(EARLY)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     line = tl.load(seats_ptr + tl.program_id(0) // width) * _LINE_32
     filtered = tl.load(top_k_ptr + line) > 0
@@ -141,14 +143,13 @@ def _largest_kernel(
 
 @triton.jit(do_not_specialize=["width", "num_blocks"])
 def _histogram_kernel(
-    logits_ptr, largest_ptr, bins_ptr, temperature_ptr, top_k_ptr, top_p_ptr, log_min_p_ptr, seats_ptr,
+    logits_ptr, largest_ptr, bins_ptr, temperature_ptr, top_k_ptr, top_p_ptr, seats_ptr,
     row_stride, vocab_size, width, num_blocks,
-    BINS: tl.constexpr, BLOCK: tl.constexpr, MOST_BLOCKS: tl.constexpr, PDL: tl.constexpr,
+    BINS: tl.constexpr, BLOCK: tl.constexpr, MOST_BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """bins_ptr: [R, 2, N], tokens and units."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(EARLY)
+    wait(EARLY)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     line = tl.load(seats_ptr + tl.program_id(0) // width) * _LINE_32
     temperature = tl.load(temperature_ptr + line)
@@ -171,11 +172,10 @@ def _histogram_kernel(
 def _cut_kernel(
     logits_ptr, largest_ptr, bins_ptr, list_ptr, cut_ptr,
     temperature_ptr, top_k_ptr, top_p_ptr, log_min_p_ptr, seats_ptr, row_stride, vocab_size, width, num_blocks,
-    BINS: tl.constexpr, CHUNK: tl.constexpr, LIST: tl.constexpr, MOST_BLOCKS: tl.constexpr, PDL: tl.constexpr,
+    BINS: tl.constexpr, CHUNK: tl.constexpr, LIST: tl.constexpr, MOST_BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     line = tl.load(seats_ptr + tl.program_id(0) // width) * _LINE_32
     temperature = tl.load(temperature_ptr + line)
@@ -235,7 +235,7 @@ def _last_kept(
     index = tl.arange(0, BINS)
     chosen = tl.max(tl.where(before < limit, index, 0))
     limit -= tl.sum(tl.where(index == chosen, before, 0))
-    num, low, high = _gather(row_ptr, list_ptr, vocab_size, largest, temperature, chosen, MASS, BINS, CHUNK, LIST)
+    num, low, high = _gather(row_ptr, list_ptr, vocab_size, largest, chosen, BINS, CHUNK, LIST)
     tl.debug_barrier()  # the list was written by other threads
     listed = tl.arange(0, LIST) < num
     codes = tl.load(list_ptr + tl.arange(0, LIST), mask=listed, other=_KEEP_ALL)
@@ -261,8 +261,8 @@ def _last_kept(
 
 @triton.jit
 def _gather(
-    row_ptr, list_ptr, vocab_size, largest, temperature, chosen,
-    MASS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, LIST: tl.constexpr,
+    row_ptr, list_ptr, vocab_size, largest, chosen,
+    BINS: tl.constexpr, CHUNK: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """Lists the codes of a bin's tokens, in order of id, as far as there is room: how many, the first and the last."""
     num = tl.full((), 0, tl.int32)

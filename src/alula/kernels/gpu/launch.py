@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,12 @@ def refusal(device: torch.device) -> str | None:
 def launches_early(device: torch.device) -> bool:
     """Whether a kernel may start before the one before it has ended (Hopper and later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def early_launch(device: torch.device) -> dict[str, Any]:
+    """Keyword arguments of a launch: where the device can, a kernel starts while the one before it ends, and waits by
+    itself for what that one wrote (early_start.py)."""
+    return {"EARLY": True, "launch_pdl": True} if launches_early(device) else {"EARLY": False}
 
 
 def arrivals(device: torch.device, count: int) -> Tensor:

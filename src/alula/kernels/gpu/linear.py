@@ -8,6 +8,7 @@ dimension, S cache slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -15,12 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from alula.kernels.gpu import modes
+from alula.kernels.gpu.early_start import begin, wait
 from alula.kernels.gpu.epilogues import gate, store_added, store_plain, store_qkv
-from alula.kernels.gpu.launch import arrivals, launches_early
+from alula.kernels.gpu.launch import arrivals, early_launch
 from alula.kernels.gpu.linear_plan import LinearPlan, plan_linear
 from alula.kernels.gpu.products import (
     add_splits,
-    begin,
     columns_of,
     fetch_ahead,
     inputs_at,
@@ -29,7 +30,6 @@ from alula.kernels.gpu.products import (
     resident_product,
     resident_weights,
     streamed_product,
-    wait,
     weights_at,
 )
 from alula.kernels.reference.fused import Deferred, Norm, Rope, Stream
@@ -124,7 +124,7 @@ def _launch(
         (cache.num_heads, cache.k_SKD.shape[1], cache.k_SKD.stride(0), cache.v_SKD.stride(0)) if cache else (0,) * 4
     )
     numbers = (num_rows, num_inputs, num_outputs, parts, num_tiles, x.value_RI.stride(0), *heads, x.eps)
-    flags = {
+    flags: dict[str, Any] = {
         "MODE": mode,
         "DEFERRED": x.squares_RC is not None,
         "BIAS": bias_O is not None,
@@ -132,9 +132,8 @@ def _launch(
         "C_PADDED": max(16, triton.next_power_of_2(parts)),
         "BLOCK_R": plan.block_rows,
         "BLOCK_O": plan.block_outputs,
-        "EARLY": launches_early(out.device),
         "num_warps": plan.warps,
-        "launch_pdl": launches_early(out.device),
+        **early_launch(out.device),
     }
     _run(plan, grid, tensors, numbers, flags, out.device)
     return squares_RC
@@ -151,7 +150,7 @@ def _run(
     grid: tuple[int, int, int],
     tensors: tuple[Tensor, ...],
     numbers: tuple[float, ...],
-    flags: dict[str, int],
+    flags: dict[str, Any],
     device: torch.device,
 ) -> None:
     if plan.lanes:

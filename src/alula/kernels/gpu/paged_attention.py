@@ -21,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from alula.kernels.gpu.combine_splits import combine_splits
-from alula.kernels.gpu.launch import arrivals, launches_early
-from alula.kernels.gpu.products import begin, wait
+from alula.kernels.gpu.early_start import begin, wait
+from alula.kernels.gpu.launch import arrivals, early_launch
 from alula.kernels.reference.paged import PagedRows
 
 NUM_SPLITS = 16
@@ -52,7 +52,6 @@ def block_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, rows: PagedRows
     partial = q_RND.new_empty(
         (num_lines * NUM_SPLITS * (head_dim + 2)) if num_splits > 1 else 1, dtype=torch.float32
     )
-    pdl = launches_early(q_RND.device)
     _block_kernel[(batch * num_kv_heads, num_tiles, num_splits)](
         *(q_RND, k_SKD, v_SKD, out_RE, rows.tables_SP, rows.seats_B, rows.first_B),
         *(partial, arrivals(q_RND.device, batch * num_kv_heads * num_tiles)),
@@ -69,12 +68,11 @@ def block_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, rows: PagedRows
         NUM_SPLITS=NUM_SPLITS,
         COMBINED_SPLITS=shape.combined_splits,
         COMBINED_ROWS=shape.combined_rows,
-        EARLY=pdl,
         WIDEN=q_RND.device.type == "cpu",
         AHEAD=batch * num_kv_heads <= _FEW_HEADS,
         num_warps=shape.warps,
         num_stages=shape.stages,
-        **({"launch_pdl": True} if pdl else {}),
+        **early_launch(q_RND.device),
     )
     return out_RE
 
@@ -117,7 +115,8 @@ def _block_kernel(
     begin(EARLY)
     request, head = tl.program_id(0) // K, tl.program_id(0) % K
     tile, split = tl.program_id(1), tl.program_id(2)
-    # Written before the forward's first kernel began to let others start early (stream.py).
+    # Written before the forward's first kernel let others start (stream.py), or by it, where it never does so
+    # (chain_rows.py).
     first = tl.load(first_ptr + request)
     table_ptr = tables_ptr + tl.load(seats_ptr + request).to(tl.int64) * table_stride
     last = tl.minimum(first + tl.minimum(width - 1, (tile * ROWS + ROWS - 1) // G), table_pages * PAGE - 1)

@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alula.kernels.gpu.launch import launches_early
+from alula.kernels.gpu.early_start import begin, wait
+from alula.kernels.gpu.launch import early_launch
 from alula.kernels.gpu.paged_attention import attend_chunk, padded_dim
 from alula.kernels.reference.paged import PagedRows
 
@@ -37,7 +38,6 @@ def prefill_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, rows: PagedRo
         return out_RE
     tile_rows, num_warps, num_stages = tile_shape(head_dim, k_SKD.element_size(), q_RND.device)
     num_tiles = triton.cdiv(rows.width * (num_heads // num_kv_heads), tile_rows)
-    pdl = launches_early(q_RND.device)
     _prefill_kernel[(num_tiles, num_kv_heads, batch)](
         *(q_RND, k_SKD, v_SKD, out_RE, rows.tables_SP, rows.seats_B, rows.first_B),
         *(rows.width, rows.tables_SP.shape[1], rows.tables_SP.stride(0), q_RND.stride(0)),
@@ -50,11 +50,10 @@ def prefill_attention(q_RND: Tensor, k_SKD: Tensor, v_SKD: Tensor, rows: PagedRo
         PAGE=rows.page_tokens,
         ROWS=tile_rows,
         CHUNK=CHUNK,
-        PDL=pdl,
         WIDEN=q_RND.device.type == "cpu",
         num_warps=num_warps,
         num_stages=num_stages,
-        **({"launch_pdl": True} if pdl else {}),
+        **early_launch(q_RND.device),
     )
     return out_RE
 
@@ -80,11 +79,10 @@ def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, tables_ptr, seats_ptr, first_ptr,
     width, table_pages, table_stride, q_stride, k_slot, k_head, v_slot, v_head, scale,
     K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr, WIDEN: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(EARLY)
+    wait(EARLY)
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest first
     head, request = tl.program_id(1), tl.program_id(2)
     first = tl.load(first_ptr + request)

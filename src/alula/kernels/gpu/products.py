@@ -1,6 +1,6 @@
 """The two ways to multiply a few rows with a large constant matrix, and what may follow inside the same kernel.
 
-`streamed_product`: tiles of 64 or 128 weight rows by BLOCK_K columns flow through a ring in shared memory into the
+`streamed_product`: tiles of 16 to 64 weight rows by BLOCK_K columns flow through a ring in shared memory into the
 tensor cores, weights as the left operand, rows as the (narrow) right one; the first AHEAD_K columns are in registers
 before the program waits for the kernel before it. `resident_product`: for short rows of weights
 (small models), a program's whole share is loaded into registers before it waits for the kernel before it.
@@ -9,9 +9,9 @@ Row independence (DESIGN 4.5): a row's sums run over the inputs in one order, by
 BLOCK_R, BLOCK_K, the number of rows and the ring's depth are; SPLITS (of the inputs, over programs) and LANES (within
 one) are chosen from the matrix's shape alone.
 
-Early start (programmatic dependent launch, CUDA programming guide): with EARLY a kernel lets the next one start at
-once, fetches constant weights, then waits until everything before it is done. It touches nothing that changes before
-that.
+Early start (early_start.py): a product fetches constant weights, then waits until everything before it is done; it
+touches nothing that changes before that. A streamed one lets the next kernel start at once, a resident one only after
+its own wait.
 
 R rows, O outputs, K inputs, C parts of a row's sum of squares.
 """
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from alula.kernels.gpu import modes
 
@@ -150,15 +149,3 @@ def resident_product(weights, rest, x, x_rest, REST_K: tl.constexpr):
     if REST_K > 0:
         sums = tl.dot(rest, x_rest, sums, input_precision="ieee")
     return tl.trans(tl.sum(sums, axis=0))
-
-
-@triton.jit
-def begin(EARLY: tl.constexpr):
-    if EARLY:
-        gdc_launch_dependents()
-
-
-@triton.jit
-def wait(EARLY: tl.constexpr):
-    if EARLY:
-        gdc_wait()

@@ -8,15 +8,15 @@ S seats, K drafts a seat can hold, P pages of a seat, B requests, W rows a reque
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from alula.kernels.gpu.launch import launches_early
-from alula.kernels.reference.seats import MAX_STEPS, Forced, Seats
+from alula.core.config import MAX_STEPS
+from alula.kernels.gpu.early_start import begin, wait
+from alula.kernels.gpu.launch import early_launch
+from alula.kernels.reference.seats import Forced, Seats
 
 _LINES = 64  # requests that one program takes at a time
 _COLUMNS = 16  # the next power of two above K + 1 rows
@@ -65,17 +65,11 @@ def accept_rows(
     )
 
 
-def store_first_drafts(seats: Seats, seats_B: Tensor, drafts_B: Tensor, column: int) -> None:
+def store_drafts(seats: Seats, seats_B: Tensor, drafts_B: Tensor, column: int) -> None:
     """drafts_SK[seat, column] = draft, for all but seat 0."""
     _store_drafts_kernel[(len(seats_B),)](
         *(seats.drafts_SK, seats_B, drafts_B, column), K=MAX_STEPS, num_warps=1, **early_launch(drafts_B.device)
     )
-
-
-def early_launch(device: torch.device) -> dict[str, Any]:
-    """Keyword arguments of a launch: where the device can, a kernel starts while the one before it ends, and waits by
-    itself for what that one wrote."""
-    return {"PDL": True, "launch_pdl": True} if launches_early(device) else {"PDL": False}
 
 
 def _prepare(
@@ -105,12 +99,11 @@ def _prepare(
 def _prepare_kernel(
     root_S, drafts_SK, num_kv_S, tables_SP, seats_B, ids_R, positions_R, slots_R, first_B,
     width, offset, first_column, num_pages, page_tokens,
-    K: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program a request. Column 0 of a seat is its root, column c its draft c - 1."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(EARLY)
+    wait(EARLY)
     request = tl.program_id(0)
     seat = tl.load(seats_B + request).to(tl.int64)
     row = tl.arange(0, COLUMNS)
@@ -135,12 +128,11 @@ def _prepare_kernel(
 def _accept_kernel(
     root_S, drafts_SK, num_kv_S, limit_S, seats_B, draws_R, bad_R, table_T, cursor_1,
     accepted_B, last_row_B, results_BX, num_requests, width, num_forced,
-    FORCED: tl.constexpr, K: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+    FORCED: tl.constexpr, K: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program; all memory is named as in the torch twin."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin(EARLY)
+    wait(EARLY)
     cursor = tl.load(cursor_1)
     first_entry = (cursor % num_forced).to(tl.int32)
     column = tl.arange(0, COLUMNS)[None, :]
@@ -182,10 +174,9 @@ def _accept_kernel(
 
 
 @triton.jit(do_not_specialize=["column"])
-def _store_drafts_kernel(drafts_SK, seats_B, drafts_B, column, K: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+def _store_drafts_kernel(drafts_SK, seats_B, drafts_B, column, K: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
+    wait(EARLY)
     request = tl.program_id(0)
     seat = tl.load(seats_B + request).to(tl.int64)
     tl.store(drafts_SK + seat * K + column, tl.load(drafts_B + request), mask=seat > 0)

@@ -1,9 +1,9 @@
 """Row operations that no product can take along: the embedding, a stream from a tensor, a finished norm, the draft's
 two norms side by side. Twins of kernels/reference/fused.py. One program a row.
 
-`embed` and `join_norms` are the first kernels of a forward. They let others start only after their own wait: so
-whatever was written before a forward (positions, tables, keys of earlier positions) may be read by all its kernels at
-once.
+A forward begins with one of `embed`, `enter`, `join_norms` and `chain_rows.embed_rows`. The three here let others start
+only after their own wait: so whatever was written before them (positions, tables, keys of earlier positions) may be
+read by all kernels of the forward at once. What they write themselves may not.
 
 R rows, H hidden, V vocabulary.
 """
@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alula.kernels.gpu.launch import launches_early
-from alula.kernels.gpu.products import begin, wait
+from alula.kernels.gpu.early_start import begin, wait
+from alula.kernels.gpu.launch import early_launch
 from alula.kernels.reference.fused import Deferred, Norm, Stream
 
 
@@ -37,14 +37,12 @@ def finish(stream: Stream) -> Tensor:
     assert normed.squares_RC is not None
     num_rows, size = normed.value_RI.shape
     out_RH = torch.empty_like(normed.value_RI)
-    early = launches_early(out_RH.device)
     parts = normed.squares_RC.shape[1]
     _finish_kernel[(num_rows,)](
         *(normed.value_RI, normed.squares_RC, out_RH, size, parts, normed.eps),
         C_PADDED=triton.next_power_of_2(parts),
         BLOCK_H=triton.next_power_of_2(size),
-        EARLY=early,
-        launch_pdl=early,
+        **early_launch(out_RH.device),
     )
     return out_RH
 
@@ -53,13 +51,11 @@ def join_norms(ids_R: Tensor, table_VH: Tensor, norm: Norm, feature_RH: Tensor, 
     """(norm of the embedding, norm of the feature), side by side -> [R, 2H]."""
     num_rows, size = feature_RH.shape
     out_RX = feature_RH.new_empty(num_rows, 2 * size)
-    early = launches_early(out_RX.device)
     _join_kernel[(num_rows, 2)](
         *(ids_R, table_VH, norm.weight_H, feature_RH, feature_norm.weight_H, out_RX),
         *(size, norm.eps, feature_norm.eps, feature_RH.stride(0)),
         BLOCK_H=triton.next_power_of_2(size),
-        EARLY=early,
-        launch_pdl=early,
+        **early_launch(out_RX.device),
     )
     return out_RX
 
@@ -68,14 +64,12 @@ def _entered(source: Tensor, ids_R: Tensor | None, x_RH: Tensor, norm: Norm) -> 
     num_rows, size = x_RH.shape
     scaled_RH = x_RH.new_empty(num_rows, size)
     squares_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=x_RH.device)
-    early = launches_early(x_RH.device)
     _enter_kernel[(num_rows,)](
         *(source, source if ids_R is None else ids_R, norm.weight_H, x_RH, scaled_RH, squares_R1, size),
         source.stride(0),
         GATHER=ids_R is not None,
         BLOCK_H=triton.next_power_of_2(size),
-        EARLY=early,
-        launch_pdl=early,
+        **early_launch(x_RH.device),
     )
     return Stream(x_RH, Deferred(scaled_RH, squares_R1, norm.eps))
 

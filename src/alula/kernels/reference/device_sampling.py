@@ -118,14 +118,13 @@ def draw_draft_tokens(
     seats_B: Tensor,
     positions_B: Tensor,
     *,
-    filtered: bool,
     sampled: bool,
 ) -> Tensor:
     """ids_B, int64: what the draft proposes, as tokens of the target, drawn with the noise of the target's draw.
 
     `positions_B` (int64) are the positions of the draft's rows: row p proposes token p + 2. `hot_D` (int64) are the
-    target's ids of the draft's tokens. Filters are left out, whatever `filtered` says: a draft may propose what the
-    target then filters away, which costs agreement and changes no output; finding them costs more than it gains.
+    target's ids of the draft's tokens. Filters are left out: a draft may propose what the target then filters
+    away, which costs agreement and changes no output; finding them costs more than it gains.
     """
     if not sampled:
         return hot_D[first_argmax(logits_BD)]

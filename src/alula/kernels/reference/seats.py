@@ -4,8 +4,8 @@ A *seat* is one line of the state tables and belongs to one running request; sea
 its lines never change. Every request of a batch has the same width: its root and width - 1 drafts. Nothing here
 synchronises with the host, and everything is written in place, so that a graph may hold it. Knows nothing of logits.
 
-S seats, K drafts a seat can hold, P pages of a seat, B requests of the batch, W rows a request (the width), R = B*W
-rows request by request, T entries of a forced table, X = 2 + W columns of a result.
+S seats, K drafts a seat can hold (MAX_STEPS), P pages of a seat, B requests of the batch, W rows a request (the width),
+R = B*W rows request by request, T entries of a forced table, X = 2 + W columns of a result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MAX_STEPS = 8  # K
+from alula.core.config import MAX_STEPS
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def accept_rows(
     results_BX.copy_(torch.cat([counted_B[:, None], bad_BW[:, :1], draws_BW], dim=1))
 
 
-def store_first_drafts(seats: Seats, seats_B: Tensor, drafts_B: Tensor, column: int) -> None:
+def store_drafts(seats: Seats, seats_B: Tensor, drafts_B: Tensor, column: int) -> None:
     """drafts_SK[seat, column] = draft, for all but seat 0. `drafts_B` is int64."""
     seats_index_B = seats_B.long()
     kept_B = seats.drafts_SK[seats_index_B, column]
