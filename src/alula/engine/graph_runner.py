@@ -71,7 +71,8 @@ class GraphRunner:
     def failures(self) -> dict[str, str]:
         """Captures that failed, as facts: what was to be captured -> the error."""
         return {
-            f"{k.phase} batch {k.batch} width {k.width} ({k.variant})": v for k, v in sorted(self._refused.items())
+            f"{k.phase} batch {k.batch} width {k.width}{f' ({k.variant})' if k.variant else ''}": why
+            for k, why in sorted(self._refused.items())
         }
 
     def refusal(self, phase: str) -> str | None:
