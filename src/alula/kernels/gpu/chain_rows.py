@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from alula.kernels.gpu.early_start import begin, wait
+from alula.kernels.gpu.early_start import begin, publish, wait
 from alula.kernels.gpu.launch import early_launch
 from alula.kernels.reference import chain_rows as reference
 from alula.kernels.reference.chain_rows import Prepared
@@ -114,6 +114,7 @@ def _embed_kernel(
     tl.store(positions_ptr + row, position.to(tl.int64))
     tl.store(slots_ptr + row, tl.where(page < P, held * PAGE + position % PAGE, 0))
     tl.store(first_ptr + request, num_kv, mask=step == 0)
+    publish(EARLY)  # attention reads it before its own wait
     x = tl.load(table_ptr + token * H + h, mask=ok, other=0.0)
     at = row.to(tl.int64) * H + h
     values = x.to(tl.float32)

@@ -23,3 +23,15 @@ def wait(EARLY: tl.constexpr):
     """Until all kernels before this one are done and what they wrote can be seen."""
     if EARLY:
         gdc_wait()
+
+
+@triton.jit
+def publish(EARLY: tl.constexpr):
+    """What this program stored can be seen by whoever starts after it has ended, also before a wait of their own.
+
+    The end of a kernel alone promises that only behind the next kernel's wait. Not run in Triton's interpreter.
+    """
+    if EARLY:
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.gpu; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
