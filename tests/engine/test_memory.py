@@ -202,7 +202,8 @@ def test_why_a_gpu_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cycle_that_the_host_leads_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert no_graphs(None).reason == "graphs_not_built"
     assert no_graphs("Triton cannot be imported").reason == "no_device_cycle: Triton cannot be imported"
+    # Before the next line: engines of the spy are kept, and must not believe that there is a GPU.
+    assert engine_spy.load().facts["device_cycle"] == {"kernels": None, "refusal": "no CUDA device"}
     monkeypatch.setattr(setup, "gpu_refusal", lambda device: None)
     ranks = Group(0, 2, Dispatcher((), 2), "several_ranks_not_captured: gloo waits for the host")
     assert setup.choose_block_kernels(torch.device("cuda"), ranks) == (None, ranks.capture_refusal)
-    assert engine_spy.load().facts["device_cycle"] == {"kernels": None, "refusal": "no CUDA device"}
