@@ -25,6 +25,19 @@ from alula.engine.request import RequestSpec, Update
 from alula.engine.setup import EngineSpec, Parts, load_parts
 from alula.models.source import resolve_source
 
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
+# One of each kind of draw; a device-resident cycle draws the last two on the host.
+SAMPLINGS = [
+    GREEDY,
+    SamplingParams(max_tokens=9, ignore_eos=True, temperature=1.0, seed=5),
+    SamplingParams(max_tokens=14, ignore_eos=True, temperature=0.7, top_k=20, top_p=0.9, seed=6),
+    SamplingParams(max_tokens=7, ignore_eos=True, temperature=1.3, min_p=0.05, seed=7, sample_index=2),
+    SamplingParams(
+        max_tokens=12, ignore_eos=True, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.3
+    ),
+    SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.9, repetition_penalty=1.2, logprobs=2, seed=8),
+]
+
 
 @functools.cache
 def load(family: str = "plain", head: str | None = None, dtype: str = "float32", exact: bool = False) -> Parts:

@@ -35,21 +35,10 @@ from alula.kernels.reference import device_sampling
 from alula.layers.block_kernels import reference_block_kernels
 from alula.layers.kernels import reference_kernels
 from alula.layers.slot_table import SlotTable
+from engine_spy import GREEDY, SAMPLINGS
 
-GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 PROMPT = tiny_models.random_ids(9, seed=5)
-# One of each kind of draw; the last two are drawn on the host.
-SAMPLINGS = [
-    GREEDY,
-    SamplingParams(max_tokens=9, ignore_eos=True, temperature=1.0, seed=5),
-    SamplingParams(max_tokens=14, ignore_eos=True, temperature=0.7, top_k=20, top_p=0.9, seed=6),
-    SamplingParams(max_tokens=7, ignore_eos=True, temperature=1.3, min_p=0.05, seed=7, sample_index=2),
-    SamplingParams(
-        max_tokens=12, ignore_eos=True, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.3
-    ),
-    SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.9, repetition_penalty=1.2, logprobs=2, seed=8),
-]
 
 
 def request(prompt: list[int], steps: int = 3, name: str = "r", sampling: SamplingParams = GREEDY) -> RequestSpec:

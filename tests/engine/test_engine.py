@@ -16,20 +16,7 @@ from alula.core.errors import InvalidOption, PromptTooLong
 from alula.core.records import PHASES
 from alula.core.sampling import SamplingParams
 from alula.engine.request import RequestSpec
-from engine_spy import SpiedEngine, Told, with_limits
-
-GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
-# One of each kind of draw.
-SAMPLINGS = [
-    GREEDY,
-    SamplingParams(max_tokens=9, ignore_eos=True, temperature=1.0, seed=5),
-    SamplingParams(max_tokens=14, ignore_eos=True, temperature=0.7, top_k=20, top_p=0.9, seed=6),
-    SamplingParams(max_tokens=7, ignore_eos=True, temperature=1.3, min_p=0.05, seed=7, sample_index=2),
-    SamplingParams(
-        max_tokens=12, ignore_eos=True, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.3
-    ),
-    SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.9, repetition_penalty=1.2, logprobs=2, seed=8),
-]
+from engine_spy import GREEDY, SAMPLINGS, SpiedEngine, Told, with_limits
 
 
 def parts(**limits: int) -> engine_spy.Parts:

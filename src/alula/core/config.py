@@ -103,10 +103,13 @@ class GraphConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if phase not in GRAPH_PHASES:
                 raise InvalidOption(f"--eager is {phase!r}; expected one of {', '.join(GRAPH_PHASES)}")
 
+    def padded(self, num_requests: int) -> int:
+        """The size that a batch is padded to: the next that is captured, or its own beyond the largest."""
+        return next((size for size in self.batches if size >= num_requests), num_requests)
+
     def sizes_up_to(self, max_batch: int) -> tuple[int, ...]:
         """The sizes that batches of at most max_batch requests are padded to."""
-        enough = next((size for size in self.batches if size >= max_batch), self.batches[-1])
-        return tuple(size for size in self.batches if size <= enough)
+        return tuple(size for size in self.batches if size <= self.padded(max_batch))
 
 
 def _listed(numbers: tuple[int, ...]) -> str:

@@ -38,7 +38,6 @@ class Flight:
 
     clock: FlightClock
     parts: list[Scheduled]
-    speculate: bool
     reason: str
     follows: bool  # launched while another was under way
     outcomes: dict[str, PhaseOutcome] = field(default_factory=dict)
@@ -48,6 +47,11 @@ class Flight:
     logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     num_caught_up: int = 0
     read_to: dict[str, int] = field(default_factory=dict)  # of prompts: the position behind their chunk
+
+    @property
+    def width(self) -> int:
+        """Rows of every request that decodes; with more than one, the draft reads the features of all of them."""
+        return 1 + max((part.num_drafts for part in self.parts), default=0)
 
     def lines(self) -> list[list[int]]:
         """[accepted, bad, draws...] of every part that draws; the flight must have ended."""
@@ -115,19 +119,19 @@ class DeviceCycle:
         return self._works[key]
 
     def _decode(self, flight: Flight, parts: list[Scheduled]) -> None:
-        width = 1 + max(part.num_drafts for part in parts)
-        variant = self._variant(parts, width, flight.speculate)
+        width = flight.width
+        variant = self._variant(parts, reads=width > 1)
         if width > 1:
             self._catch_up(flight, parts, variant)
-        sizes = self._engine.config.graphs.batches
-        batch = next((size for size in sizes if size >= len(parts)), len(parts))
+        graphs = self._engine.config.graphs
+        batch = graphs.padded(len(parts))
         self.state.seat_batch(batch, tuple(self._scheduler.seat(part.request).index for part in parts))
         for key, work in self._phases_of(batch, width, variant):
             if key.phase == "extend":
                 self._take_results(flight, parts, self.state.buffers(batch, width).results_BX)
             flight.clock.enter(key.phase)
             result, flight.outcomes[key.phase] = self.graphs.run(
-                key, work, over=batch > sizes[-1], quiet=lambda: self.state.dummies(batch)
+                key, work, over=batch > graphs.batches[-1], quiet=lambda: self.state.dummies(batch)
             )
             if key.phase == "verify":
                 check_bits(self._engine.group, self._num_decoded, result[: len(parts) * width])
@@ -198,7 +202,7 @@ class DeviceCycle:
         request, seat = part.request, self._scheduler.seat(part.request)
         first, end = request.num_kv, request.num_kv + part.num_known
         reads = self.keeps_draft(request)
-        variant = self._variant([part], 1, reads)
+        variant = self._variant([part], reads)
         self.state.prompt.seats_B.fill_(seat.index)
         flight.clock.enter("verify")
         flight.outcomes["prompt"] = PROMPT
@@ -233,10 +237,10 @@ class DeviceCycle:
     def keeps_draft(self, request: Request) -> bool:
         return self._engine.drafter is not None and request.spec.steps > 0
 
-    def _variant(self, parts: Sequence[Scheduled], width: int, reads: bool) -> Variant:
+    def _variant(self, parts: Sequence[Scheduled], reads: bool) -> Variant:
         params = [part.request.spec.sampling for part in parts]
         keeps = any(self.keeps_draft(part.request) for part in parts)
-        features = NO_FEATURES if not keeps else FEATURES_READ if width > 1 or reads else FEATURES_KEPT
+        features = NO_FEATURES if not keeps else FEATURES_READ if reads else FEATURES_KEPT
         return Variant(
             sampled=any(not own.greedy for own in params),
             filtered=any(has_filters(own) for own in params),

@@ -68,7 +68,7 @@ class DeviceEngine(Engine):
         if self._flights and self._may_overlap(speculate):
             self._launch(speculate, reason)
         updates, self._aborted = list(self._aborted), []
-        flight = self._flights.popleft() if self._flights else _empty(self.parts, speculate, reason)
+        flight = self._flights.popleft() if self._flights else _empty(self.parts, reason)
         return self._told(updates, self._resolve(flight, updates))
 
     def _noise(self, spec: RequestSpec) -> NoiseWindow | None:
@@ -82,7 +82,7 @@ class DeviceEngine(Engine):
         parts = self._scheduler.schedule(speculate)
         if not parts:
             return
-        flight = Flight(clock, parts, speculate, reason, follows=bool(self._flights), num_caught_up=num_read)
+        flight = Flight(clock, parts, reason, follows=bool(self._flights), num_caught_up=num_read)
         if num_read:
             flight.outcomes["catch_up"] = CATCH_UP
         with memory_errors("a cycle", CYCLE):
@@ -103,18 +103,20 @@ class DeviceEngine(Engine):
                 continue
             seat = scheduler.seat(request)
             behind = seat.prefilled and not seat.chain_ready and self.cycle.keeps_draft(request)
-            if behind and (speculate or self._kept(request) > KEPT_POSITIONS - _KEPT_MARGIN):
+            if behind and (speculate or self._has_little_room(request)):
                 return False
         return True
 
-    def _kept(self, request: Request) -> int:
+    def _has_little_room(self, request: Request) -> bool:
+        """Whether the features that are kept of a request with a seat nearly fill their room."""
         seat = self._scheduler.seat(request)
-        return 0 if seat.kept_from is None else request.num_kv + seat.under_way - seat.kept_from
+        kept = 0 if seat.kept_from is None else request.num_kv + seat.under_way - seat.kept_from
+        return kept > KEPT_POSITIONS - _KEPT_MARGIN
 
     def _make_room_for_features(self, clock: FlightClock) -> int:
         """The draft reads the kept features of requests that have no room for more -> how many."""
         running = [request for request in self._scheduler.running if self._scheduler.has_seat(request)]
-        full = [request for request in running if self._kept(request) > KEPT_POSITIONS - _KEPT_MARGIN]
+        full = [request for request in running if self._has_little_room(request)]
         if full:
             clock.enter("extend")
         return sum(self.cycle.read_most_kept(request) for request in full)
@@ -197,8 +199,8 @@ class DeviceEngine(Engine):
         seat.surely -= 1
         if part.is_prefill:
             return
-        seat.under_way -= 1 + max(p.num_drafts for p in flight.parts)
-        kept = self.cycle.keeps_draft(request) and not _reads_features(flight)
+        seat.under_way -= flight.width
+        kept = self.cycle.keeps_draft(request) and flight.width == 1
         if kept and seat.kept_from is None:
             seat.kept_from = request.num_kv
         request.num_kv += 1 + accepted
@@ -228,13 +230,9 @@ class DeviceEngine(Engine):
         return "kv_written_again_after_preemption" if preempted else None
 
 
-def _reads_features(flight: Flight) -> bool:
-    return any(part.num_drafts for part in flight.parts)
-
-
-def _empty(parts: Parts, speculate: bool, reason: str) -> Flight:
+def _empty(parts: Parts, reason: str) -> Flight:
     """A cycle in which nothing ran: only to tell of what was aborted."""
-    flight = Flight(FlightClock(parts.device), [], speculate, reason, follows=False)
+    flight = Flight(FlightClock(parts.device), [], reason, follows=False)
     flight.clock.enter("other")
     flight.clock.finish()
     return flight
