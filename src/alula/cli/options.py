@@ -6,7 +6,7 @@ Ranges are checked by those records, not here. `grouped` lets a command take a w
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from alula.core.config import (
+    COMM_PROOFS,
     DTYPES,
     GRAPH_PHASES,
     SPECULATE,
@@ -124,6 +125,36 @@ class EngineOptions:
     collectives: Annotated[
         str, _option("--collectives", text="Communication backend, or auto.", panel=_ENGINE, metavar="NAME")
     ] = "auto"
+    nccl: Annotated[
+        list[str] | None,
+        _option(
+            "--nccl",
+            text="A variable of NCCL that every rank is started with, such as PROTO=LL; repeatable.",
+            panel=_ENGINE,
+            metavar="KEY=VALUE",
+        ),
+    ] = None
+    comm_profile: Annotated[
+        Path | None,
+        _option(
+            "--comm-profile",
+            text="File of measured collectives: read where it is, written where it is not.",
+            panel=_ENGINE,
+            metavar="FILE",
+        ),
+    ] = None
+    comm_proof: Annotated[
+        str,
+        _option(
+            "--comm-proof",
+            text=f"One of {', '.join(COMM_PROOFS)}: what to do where a rank's environment is not the planned one.",
+            panel=_ENGINE,
+        ),
+    ] = ParallelConfig().comm_proof
+    share_gpus: Annotated[
+        bool,
+        _option("--share-gpus", text="Let ranks share a GPU: right results, meaningless times.", panel=_ENGINE),
+    ] = False
     exact: Annotated[
         bool,
         _option(
@@ -199,7 +230,7 @@ class EngineOptions:
             context_tokens=self.context,
             threads=self.threads,
             seed=self.seed,
-            parallel=ParallelConfig(tp=self.tp, collectives=self.collectives, draft=self.draft_tp),
+            parallel=self._parallel(),
             speculation=SpeculationConfig(
                 steps=self.steps,
                 speculate=self.speculate,
@@ -220,6 +251,17 @@ class EngineOptions:
             "--eager": self.eager,
         }
         return [name for name, value in given.items() if value]
+
+    def _parallel(self) -> ParallelConfig:
+        return ParallelConfig(
+            tp=self.tp,
+            collectives=self.collectives,
+            draft=self.draft_tp,
+            nccl=parse_variables(self.nccl or ()),
+            comm_profile=None if self.comm_profile is None else str(self.comm_profile),
+            comm_proof=self.comm_proof,
+            share_gpus=self.share_gpus,
+        )
 
     def _graphs(self) -> GraphConfig:
         batches = parse_numbers("--graph-batches", self.graph_batches, "batch sizes such as 1,2,4,8")
@@ -274,6 +316,20 @@ def parse_numbers(option: str, text: str | None, expected: str) -> tuple[int, ..
         return tuple(int(number) for number in text.split(","))
     except ValueError as error:
         raise InvalidOption(f"{option} is {text!r}; expected {expected}") from error
+
+
+def parse_variables(texts: Sequence[str]) -> dict[str, str]:
+    """{"NCCL_PROTO": "LL"} of "PROTO=LL" or "NCCL_PROTO=LL". Raises InvalidOption for anything else, and for two values
+    of one variable."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name.strip() or not equals or not value:
+            raise InvalidOption(f"--nccl is {text!r}; expected KEY=VALUE, such as PROTO=LL")
+        name = f"NCCL_{name.strip().upper().removeprefix('NCCL_')}"
+        if found.setdefault(name, value) != value:
+            raise InvalidOption(f"--nccl gives {name} both {found[name]!r} and {value!r}; drop one of them")
+    return found
 
 
 def parse_size(option: str, text: str) -> int:

@@ -12,25 +12,35 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 _LARGEST_GRAPH_BATCH = 512
 GRAPH_PHASES = ("draft", "verify", "extend")
 PLACEMENTS = ("auto", "sharded", "replicated")
+COMM_PROOFS = ("strict", "warn", "off")
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tensor parallelism of one engine.
 
-    tp: number of ranks. collectives: "auto" or the name of one backend. draft: whether the head is sharded over the
-    ranks or held whole by each ("auto" shards where its heads divide by tp).
+    tp: number of ranks. collectives: "auto", "fastest" or the name of one backend. draft: whether the head is sharded
+    over the ranks or held whole by each ("auto" shards where its heads divide by tp). timeout_s: silence of a rank, or
+    a wait in a collective, after which a run ends. nccl: variables of NCCL that every rank is started with.
+    comm_profile: file of a measured table. comm_proof: what a rank whose environment is not the planned one does.
+    share_gpus: ranks may share a GPU, for correctness only.
     """
 
     tp: int = 1
     collectives: str = "auto"
     draft: str = "auto"
     timeout_s: float = 60.0
+    nccl: dict[str, str] = {}
+    comm_profile: str | None = None
+    comm_proof: str = "strict"
+    share_gpus: bool = False
 
     def __post_init__(self) -> None:
         if self.tp < 1:
             raise InvalidOption(f"--tp is {self.tp}; expected 1 or more")
         if self.draft not in PLACEMENTS:
             raise InvalidOption(f"--draft-tp is {self.draft!r}; expected one of {', '.join(PLACEMENTS)}")
+        if self.comm_proof not in COMM_PROOFS:
+            raise InvalidOption(f"--comm-proof is {self.comm_proof!r}; expected one of {', '.join(COMM_PROOFS)}")
 
 
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
