@@ -68,6 +68,14 @@ class CollectiveWorker:
                 total += float(self._group.all_reduce(torch.ones(7), "other").sum())
         return total
 
+    def rules(self) -> Any:
+        return self._group.rules
+
+    def expected(self, step: Step) -> torch.Tensor:
+        """The sum of every rank's input, in float64 and rounded once."""
+        inputs = [step_input(step, rank) for rank in range(self._group.size)]
+        return torch.stack(inputs).to(torch.float64).sum(0).to(inputs[0].dtype)
+
     def records(self) -> Any:
         return self._group.dispatch_records()
 

@@ -155,6 +155,6 @@ def test_a_forced_backend_says_why_it_refuses_and_ranks_at_odds_are_an_error() -
         with pytest.raises(InvalidOption) as caught:
             pool.call(("unknown_dtype",))
         assert "shared_memory: dtype complex64" in str(caught.value)
-        assert "torch_distributed" not in str(caught.value)
+        assert "torch_distributed: not asked for: --collectives shared_memory" in str(caught.value)
         with pytest.raises(RankFailure, match=r"all_reduce of 16 bytes of float32.*20 bytes"):
             pool.call(("different_calls",))

@@ -13,7 +13,9 @@ from alula.comm.backends.shared_memory import SharedMemoryBackend
 from alula.comm.backends.torch_distributed import TorchDistributedBackend
 from alula.comm.call import CollectiveCall, describe_call
 from alula.comm.dispatch import Dispatcher, choose
-from alula.comm.group import Group, GroupMember, join_group, single_group
+from alula.comm.group import Group, single_group
+from alula.comm.join import GroupMember, join_group
+from alula.comm.process_groups import ProcessGroups
 from alula.comm.segment import Segment, create_segment_file
 from alula.core.errors import InvalidOption
 from alula.core.records import Refusal
@@ -110,14 +112,17 @@ def test_real_backends_refuse_with_reasons(monkeypatch: pytest.MonkeyPatch) -> N
     assert "sum of bool" in str(shared.admits(make_call(4, dtype="bool")).reason)
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert "aarch64" in str(SharedMemoryBackend(segment, 0, 1.0).admits(make_call(4)).reason)
-    last = TorchDistributedBackend(segment, 0, "cpu", 1.0)
+    last = TorchDistributedBackend(ProcessGroups(segment, 0, 1.0), "cpu")
     assert last.admits(make_call(4, dtype="float8_e4m3fn", op="all_gather")).admitted
     assert "the group on cpu" in str(last.admits(make_call(4, device="cuda")).reason)
 
 
 def test_unknown_backend_names_are_refused() -> None:
     member = GroupMember(rank=0, size=2, device="cpu", collectives="nccl2", timeout_s=1.0, segment_fd=-1)
-    with pytest.raises(InvalidOption, match=r"'nccl2'; expected one of auto, shared_memory, torch_distributed"):
+    with pytest.raises(
+        InvalidOption,
+        match=r"'nccl2'; expected one of auto, fastest, symmetric_one_shot.*, torch_distributed",
+    ):
         join_group(member)
 
 

@@ -1,30 +1,25 @@
-"""`alula check`: what this machine has, what each collective backend would do, and what a model is.
+"""`alula check`: what this machine has, what each collective backend does here, and what a model is.
 
-Asks the run tower's own admission tests; starts no rank, connects nothing and, without --head, reads no weights.
+Tries the backends in ranks of their own (cli/check_collectives.py); without --head it reads no weights.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from alula import __version__
-from alula.cli.options import Json
+from alula.cli.check_collectives import check_collectives
+from alula.cli.options import CommOptions, Json
 from alula.cli.output import SCHEMA, Output
 from alula.core.errors import InvalidOption
 
-if TYPE_CHECKING:
-    from alula.comm.call import CollectiveCall
-
-# One row of a hidden state, as each layer of a decode step reduces it: a small model's, and a block of a large one's.
-_SAMPLE_BYTES = (1152, 114_688)
-
 
 def check(
+    comm: CommOptions,
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="Also describe this model; its weights are not read.")
     ] = None,
@@ -40,10 +35,10 @@ def check(
     feedback: Annotated[
         str | None, typer.Option("--feedback", help="Check the head as if it handed on pre or post its norm.")
     ] = None,
-    tp: Annotated[int, typer.Option("--tp", metavar="N", help="Ranks to ask the collective backends about.")] = 2,
+    tp: Annotated[int, typer.Option("--tp", metavar="N", help="Ranks to try the collective backends with.")] = 2,
     json_file: Json = None,
 ) -> None:
-    """Show what this machine has, which collective backends would run here, and why not."""
+    """Show what this machine has, which collective backends run here, how fast, and why not."""
     with Output("check", json_file) as output:
         if tp < 2:
             raise InvalidOption(f"--tp is {tp}; one rank needs no collectives, expected 2 or more")
@@ -61,9 +56,7 @@ def check(
 
             output.document["head"] = check_head(model, head, aux_boundaries, feedback, output)
             return
-        collectives = _collectives(tp, machine["device"])
-        output.document |= {"tp": tp, "collectives": collectives}
-        output.human.print(_table(tp, collectives))
+        output.document |= check_collectives(comm.parallel(tp=tp), machine["device"], model, output)
 
 
 def _print_facts(output: Output, facts: dict[str, Any]) -> None:
@@ -113,46 +106,3 @@ def _machine() -> dict[str, Any]:
         "free_memory": f"{free_memory_bytes(device) / 2**30:.1f} GiB",
         "accelerators": [f"{index}: {device_name(accelerator)}" for index, accelerator in enumerate(found)],
     }
-
-
-def _collectives(num_ranks: int, device: str) -> list[dict[str, Any]]:
-    """For each sample call and backend: admitted, or the reason why not. The first that is admitted would run."""
-    from alula.comm.backends.shared_memory import SharedMemoryBackend
-    from alula.comm.backends.torch_distributed import TorchDistributedBackend
-    from alula.comm.segment import Segment, create_segment_file
-
-    segment = Segment(create_segment_file(num_ranks))
-    backends = (SharedMemoryBackend(segment, 0, 1.0), TorchDistributedBackend(segment, 0, device, 1.0))
-    asked = []
-    for call in _sample_calls(num_ranks, device):
-        for backend in backends:
-            reason = backend.admits(call).reason
-            asked.append({"op": call.op, "bytes": call.num_bytes, "backend": backend.name, "refused": reason})
-    return asked
-
-
-def _sample_calls(num_ranks: int, device: str) -> list[CollectiveCall]:
-    from alula.comm.call import CollectiveCall
-
-    return [
-        CollectiveCall(
-            op=op,
-            num_bytes=size,
-            dtype="bfloat16",
-            aligned=True,
-            num_ranks=num_ranks,
-            phase="verify",
-            device=device,
-        )
-        for op in ("all_reduce", "all_gather")
-        for size in _SAMPLE_BYTES
-    ]
-
-
-def _table(num_ranks: int, collectives: list[dict[str, Any]]) -> Table:
-    table = Table(
-        "call", "bytes", "backend", "here", title=f"Collectives over {num_ranks} ranks", title_justify="left"
-    )
-    for row in collectives:
-        table.add_row(row["op"], str(row["bytes"]), row["backend"], row["refused"] or "yes")
-    return table

@@ -57,7 +57,53 @@ def _option(*names: str, text: str, panel: str, metavar: str | None = None) -> A
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
+class CommOptions:
+    """How ranks are started and what they know of each other."""
+
+    nccl: Annotated[
+        list[str] | None,
+        _option(
+            "--nccl",
+            text="A variable of NCCL that every rank is started with, such as PROTO=LL; repeatable.",
+            panel=_ENGINE,
+            metavar="KEY=VALUE",
+        ),
+    ] = None
+    comm_profile: Annotated[
+        Path | None,
+        _option(
+            "--comm-profile",
+            text="File of measured collectives: read where it is, written where it is not.",
+            panel=_ENGINE,
+            metavar="FILE",
+        ),
+    ] = None
+    comm_proof: Annotated[
+        str,
+        _option(
+            "--comm-proof",
+            text=f"One of {', '.join(COMM_PROOFS)}: what to do where a rank's environment is not the planned one.",
+            panel=_ENGINE,
+        ),
+    ] = ParallelConfig().comm_proof
+    share_gpus: Annotated[
+        bool,
+        _option("--share-gpus", text="Let ranks share a GPU: right results, meaningless times.", panel=_ENGINE),
+    ] = False
+
+    def parallel(self, **others: Any) -> ParallelConfig:
+        """These with the other fields of the config. Raises InvalidOption where a value is out of range."""
+        return ParallelConfig(
+            nccl=parse_variables(self.nccl or ()),
+            comm_profile=None if self.comm_profile is None else str(self.comm_profile),
+            comm_proof=self.comm_proof,
+            share_gpus=self.share_gpus,
+            **others,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(CommOptions):
     """How to load and run the model."""
 
     draft: Annotated[
@@ -123,38 +169,14 @@ class EngineOptions:
         str, _option("--draft-tp", text="The head over the ranks: auto, sharded or replicated.", panel=_ENGINE)
     ] = "auto"
     collectives: Annotated[
-        str, _option("--collectives", text="Communication backend, or auto.", panel=_ENGINE, metavar="NAME")
-    ] = "auto"
-    nccl: Annotated[
-        list[str] | None,
-        _option(
-            "--nccl",
-            text="A variable of NCCL that every rank is started with, such as PROTO=LL; repeatable.",
-            panel=_ENGINE,
-            metavar="KEY=VALUE",
-        ),
-    ] = None
-    comm_profile: Annotated[
-        Path | None,
-        _option(
-            "--comm-profile",
-            text="File of measured collectives: read where it is, written where it is not.",
-            panel=_ENGINE,
-            metavar="FILE",
-        ),
-    ] = None
-    comm_proof: Annotated[
         str,
         _option(
-            "--comm-proof",
-            text=f"One of {', '.join(COMM_PROOFS)}: what to do where a rank's environment is not the planned one.",
+            "--collectives",
+            text="auto, fastest (whatever the order of sums), or one backend's name.",
             panel=_ENGINE,
+            metavar="NAME",
         ),
-    ] = ParallelConfig().comm_proof
-    share_gpus: Annotated[
-        bool,
-        _option("--share-gpus", text="Let ranks share a GPU: right results, meaningless times.", panel=_ENGINE),
-    ] = False
+    ] = "auto"
     exact: Annotated[
         bool,
         _option(
@@ -230,7 +252,7 @@ class EngineOptions:
             context_tokens=self.context,
             threads=self.threads,
             seed=self.seed,
-            parallel=self._parallel(),
+            parallel=self.parallel(tp=self.tp, collectives=self.collectives, draft=self.draft_tp),
             speculation=SpeculationConfig(
                 steps=self.steps,
                 speculate=self.speculate,
@@ -251,17 +273,6 @@ class EngineOptions:
             "--eager": self.eager,
         }
         return [name for name, value in given.items() if value]
-
-    def _parallel(self) -> ParallelConfig:
-        return ParallelConfig(
-            tp=self.tp,
-            collectives=self.collectives,
-            draft=self.draft_tp,
-            nccl=parse_variables(self.nccl or ()),
-            comm_profile=None if self.comm_profile is None else str(self.comm_profile),
-            comm_proof=self.comm_proof,
-            share_gpus=self.share_gpus,
-        )
 
     def _graphs(self) -> GraphConfig:
         batches = parse_numbers("--graph-batches", self.graph_batches, "batch sizes such as 1,2,4,8")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
-from torch import Tensor
 
 from alula.core.records import PHASES
+
+if TYPE_CHECKING:  # a rank reads its first message, which holds calls, before it loads torch
+    from torch import Tensor
 
 ALIGNMENT_BYTES = 16
 

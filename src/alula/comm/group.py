@@ -9,31 +9,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 
-import msgspec
 import torch
 from torch import Tensor
 
 from alula.comm.backends.protocol import Backend
-from alula.comm.backends.shared_memory import SharedMemoryBackend
-from alula.comm.backends.torch_distributed import TorchDistributedBackend
-from alula.comm.capture import capture_refusal
 from alula.comm.dispatch import Dispatcher
-from alula.comm.segment import Segment
-from alula.core.errors import InvalidOption
+from alula.comm.rules import Rules
 from alula.core.records import DispatchRecord
-
-COLLECTIVES = ("auto", "shared_memory", "torch_distributed")
-
-
-class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank needs to join its group. `segment_fd` is the descriptor of the block its ranks share."""
-
-    rank: int
-    size: int
-    device: str
-    collectives: str
-    timeout_s: float
-    segment_fd: int
 
 
 class Group:
@@ -41,13 +23,34 @@ class Group:
 
     Every rank must make the same calls in the same order. `phase` says which part of a cycle a call belongs to and
     ends up in its record.
+
+    capture_refusal: why a CUDA graph cannot hold the calls. order_refusal: why a row's sums may depend on the rows
+    beside it. Both None where there is no reason.
     """
 
-    def __init__(self, rank: int, size: int, dispatcher: Dispatcher, capture_refusal: str | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        dispatcher: Dispatcher,
+        capture_refusal: str | None = None,
+        order_refusal: str | None = None,
+    ) -> None:
         self.rank = rank
         self.size = size
-        self.capture_refusal = capture_refusal  # why a CUDA graph cannot hold the calls; None where it can
+        self.capture_refusal = capture_refusal
+        self.order_refusal = order_refusal
         self._dispatcher = dispatcher
+
+    @property
+    def rules(self) -> Rules:
+        """What this group's choices follow: the measured table and what was refused."""
+        return self._dispatcher.rules
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """In order of preference where nothing was measured."""
+        return self._dispatcher.backends
 
     def all_reduce(self, x: Tensor, phase: str) -> Tensor:
         """The sum over ranks, the same bits on each. May write into `x`; the result may be `x`."""
@@ -84,37 +87,6 @@ class Group:
 def single_group() -> Group:
     """A group of one: every call returns its tensor, nothing is recorded."""
     return Group(0, 1, Dispatcher((), 1))
-
-
-def join_group(member: GroupMember) -> Group:
-    """This rank's group; sets the current CUDA device where the group is on CUDA, and connects it there.
-
-    Raises InvalidOption for an unknown backend name or more ranks than GPUs.
-    """
-    if member.collectives not in COLLECTIVES:
-        raise InvalidOption(f"--collectives is {member.collectives!r}; expected one of {', '.join(COLLECTIVES)}")
-    if member.device == "cuda":
-        _take_gpu(member)
-    if member.size == 1:
-        return single_group()
-    segment = Segment(member.segment_fd)
-    shared = SharedMemoryBackend(segment, member.rank, member.timeout_s)
-    torch_distributed = TorchDistributedBackend(segment, member.rank, member.device, member.timeout_s)
-    if member.device == "cuda":
-        torch_distributed.start()  # now, and not at a first call that a graph might be capturing
-    backends: tuple[Backend, ...] = (shared, torch_distributed)
-    if member.collectives != "auto":
-        backends = tuple(backend for backend in backends if backend.name == member.collectives)
-    refusal = capture_refusal(backends, member.device, member.size)
-    return Group(member.rank, member.size, Dispatcher(backends, member.size), refusal)
-
-
-def _take_gpu(member: GroupMember) -> None:
-    if member.size > torch.cuda.device_count():
-        raise InvalidOption(
-            f"--tp is {member.size} and this machine shows {torch.cuda.device_count()} GPUs; each rank needs its own"
-        )
-    torch.cuda.set_device(member.rank)
 
 
 def _digest(x: Tensor) -> int:

@@ -14,6 +14,7 @@ import msgspec
 
 from alula.comm.backends.protocol import Backend, has_fixed_order
 from alula.comm.call import CollectiveCall
+from alula.comm.capture import is_capturable
 from alula.comm.table import MeasuredTable
 from alula.core.errors import InvalidOption
 from alula.core.records import Refusal
@@ -141,6 +142,8 @@ def _ask_once(call: CollectiveCall, backends: Sequence[Backend], rules: Rules, o
     refused: list[Refusal] = []
     for index, backend in enumerate(backends):
         reason = rules.excluded(backend.name) or backend.admits(call).reason
+        if reason is None and call.captured and not is_capturable(backend):
+            reason = "waits for the host, which a graph cannot"
         if reason is None and ordered and not has_fixed_order(backend):
             reason = (
                 f"its order of adding may change with the size, and {call.num_ranks} ranks must give a row the same "

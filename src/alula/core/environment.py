@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -17,6 +19,22 @@ def cache_folder() -> Path:
 def inherited() -> dict[str, str]:
     """A copy of the whole environment, to build a rank's environment from."""
     return dict(os.environ)
+
+
+@contextmanager
+def changed(variables: Mapping[str, str]) -> Iterator[None]:
+    """Within it these variables are set, for libraries too: Python sets them through C's setenv. For what a library
+    reads anew each time that something is made."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def bind_threads() -> None:

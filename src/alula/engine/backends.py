@@ -16,12 +16,14 @@ from alula.comm.group import Group, single_group
 from alula.core.environment import inherited
 from alula.core.records import DispatchRecord
 from alula.core.shape import parse_shape
+from alula.engine.comm_settling import keep, settle
 from alula.engine.device import resolve_device
 from alula.engine.device_engine import DeviceEngine
 from alula.engine.engine import Engine, StepOutput
+from alula.engine.messages import collective_messages
 from alula.engine.ranks import RankPool
 from alula.engine.request import RequestSpec
-from alula.engine.setup import EngineSpec, Parts, Progress, load_parts
+from alula.engine.setup import EngineSpec, Parts, Progress, load_parts, resolve_dtype
 from alula.engine.step_costs import StepCost
 from alula.layers.attention import check_heads
 from alula.models.checkpoint import open_checkpoint
@@ -59,6 +61,10 @@ class DispatchCommand(msgspec.Struct, frozen=True):
     """Asks for the dispatch records of the rank."""
 
 
+class RulesCommand(msgspec.Struct, frozen=True):
+    """Asks for the Rules by which the rank's group chooses its backends."""
+
+
 class Worker:
     """An engine that answers commands; the same object serves in this process and in a rank."""
 
@@ -74,6 +80,8 @@ class Worker:
             return self._engine.step(command.speculate, command.reason)
         if isinstance(command, DispatchCommand):
             return self._engine.dispatch_records()
+        if isinstance(command, RulesCommand):
+            return self._engine.parts.group.rules
         return describe(self._engine)
 
 
@@ -138,14 +146,20 @@ class RankedBackend:
 
     def __init__(self, spec: EngineSpec, progress: Progress | None) -> None:
         parallel = spec.config.parallel
-        shape = parse_shape(open_checkpoint(spec.source).config)
+        config = open_checkpoint(spec.source).config
+        shape = parse_shape(config)
         check_heads(shape.num_heads, shape.num_kv_heads, parallel.tp)  # before ranks start in vain
         if progress:
             progress(f"starting {parallel.tp} ranks")
-        device = resolve_device(spec.config.device).type
-        plan = plan_environment(parallel, device, inherited())
+        device = resolve_device(spec.config.device)
+        plan = plan_environment(parallel, device.type, inherited())
+        dtype = str(resolve_dtype(spec.config.dtype, config, device)).removeprefix("torch.")
+        captured = device.type == "cuda" and spec.config.graphs.enabled
+        messages = collective_messages(shape, spec.config, dtype, captured)
+        tuning = settle(plan, messages, dtype, progress or (lambda message: None))
         entry = f"{build_rank_worker.__module__}:{build_rank_worker.__name__}"
-        self._pool = RankPool(entry, parallel.tp, spec, plan, parallel.timeout_s)
+        self._pool = RankPool(entry, parallel.tp, spec, plan, parallel.timeout_s, tuning)
+        keep(plan, dtype, self._pool.call(RulesCommand()).table)
 
     def step(self, command: StepCommand) -> StepOutput:
         output: StepOutput = self._pool.call(command)

@@ -5,6 +5,7 @@ One of the few files that may name torch.cuda. Knows nothing of models.
 
 from __future__ import annotations
 
+import re
 import time
 
 import torch
@@ -43,6 +44,21 @@ def device_name(device: torch.device) -> str:
     except OSError:
         pass
     return f"cpu, {torch.get_num_threads()} threads"
+
+
+def nccl_version() -> str:
+    """Of the library that torch is linked with; empty without CUDA."""
+    return ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else ""
+
+
+def driver_version() -> str:
+    """The version of NVIDIA's kernel module; empty where it does not say."""
+    try:
+        with open("/proc/driver/nvidia/version", encoding="utf-8") as file:
+            found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", file.readline())
+    except OSError:
+        return ""
+    return found.group() if found else ""
 
 
 def free_memory_bytes(device: torch.device) -> int:

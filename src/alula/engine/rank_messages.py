@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alula.comm.environment_plan import EnvironmentPlan
+from alula.comm.tuning_plan import NOTHING_KNOWN, TuningPlan
 from alula.core.errors import AlulaError, RankFailure
 
 
@@ -24,6 +25,7 @@ class Start:
     plan: EnvironmentPlan
     segment_fd: int
     timeout_s: float
+    tuning: TuningPlan = NOTHING_KNOWN
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def _run(start: Start, channel: Channel) -> None:
 def _join(start: Start) -> Any:
     import torch  # seconds; see the head of this file
 
-    from alula.comm.group import GroupMember, join_group
+    from alula.comm.join import GroupMember, join_group
 
     torch.set_num_threads(start.plan.num_threads)
     parallel = start.plan.parallel
@@ -79,6 +79,9 @@ def _join(start: Start) -> Any:
         collectives=parallel.collectives,
         timeout_s=start.timeout_s,
         segment_fd=start.segment_fd,
+        share_gpus=parallel.share_gpus,
+        prove=parallel.comm_proof != "off",
+        tuning=start.tuning,
     )
     return join_group(member)
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from alula.comm.environment_plan import EnvironmentPlan, compare_proofs
 from alula.comm.segment import Segment, create_segment_file
+from alula.comm.tuning_plan import NOTHING_KNOWN, TuningPlan
 from alula.core.errors import RankFailure
 from alula.engine.channel import ChannelClosed, Kind
 from alula.engine.rank_messages import Start, decode, encode
@@ -30,7 +31,8 @@ class RankPool:
     """`size` ranks, each with the worker that `entry` ("module:function") made from (payload, group).
 
     Start-up returns when every rank has proven its environment and made its worker, and raises like `call` where one
-    did not. `timeout_s` limits the silence of ranks in a call, and the wait in a collective.
+    did not. `timeout_s` limits the silence of ranks in a call, and the wait in a collective. `tuning`: what is known of
+    the backends of collectives, and which messages matter.
     """
 
     def __init__(
@@ -40,10 +42,12 @@ class RankPool:
         payload: Any,
         plan: EnvironmentPlan,
         timeout_s: float,
+        tuning: TuningPlan = NOTHING_KNOWN,
     ) -> None:
         if len(plan.own) != size:
             raise ValueError(f"the environment is planned for {len(plan.own)} ranks and the pool has {size}")
         self._timeout_s = timeout_s
+        self._tuning = tuning
         self._lock = threading.Lock()
         self._unusable = "it has not started"
         self._collector: Collector | None = None  # exactly while the pool can be used
@@ -105,7 +109,7 @@ class RankPool:
             os.close(segment_fd)
         collector = Collector(self._processes.handles, segment.progress)
         for handle in self._processes.handles:
-            start = Start(handle.rank, entry, payload, plan, segment_fd, self._timeout_s)
+            start = Start(handle.rank, entry, payload, plan, segment_fd, self._timeout_s, self._tuning)
             self._send(handle.rank, Kind.START, encode(start), START_TIMEOUT_S, "starting")
         for _ in ("the environment as the process found it", "and again once the worker is made"):
             replies = collector.collect(START_TIMEOUT_S, "starting")

@@ -131,6 +131,8 @@ def choose_block_kernels(device: torch.device, group: Group) -> tuple[BlockKerne
 
 def _assemble(spec: EngineSpec, config: EngineConfig, place: HeadPlace, caches: _Caches, loaded: _Loaded) -> Parts:
     exactness, draft = loaded.exactness, loaded.draft
+    if exactness.off is None and place.group.order_refusal is not None:
+        exactness = msgspec.structs.replace(exactness, off=place.group.order_refusal)
     context = _fit_context(config, place.context_tokens, caches.num_pages)
     geometry = exactness.apply(caches.target)
     facts = {
@@ -146,6 +148,8 @@ def _assemble(spec: EngineSpec, config: EngineConfig, place: HeadPlace, caches: 
         "head": None if draft is None else _head_facts(draft),
         "forced_tokens_per_cycle": config.speculation.forced_tokens_per_cycle,
     }
+    if place.group.size > 1:
+        facts["collectives"] = _collective_facts(place.group)
     dtype_name = str(place.dtype).removeprefix("torch.")
     return Parts(
         config=msgspec.structs.replace(config, dtype=dtype_name, device=place.device.type),
@@ -267,6 +271,17 @@ def _fit_context(config: EngineConfig, context: int, num_pages: int) -> int:
             "give it more memory (--kv-memory) or ask for less context"
         )
     return min(context, capacity)
+
+
+def _collective_facts(group: Group) -> dict[str, Any]:
+    rules = group.rules
+    return {
+        "mode": rules.mode,
+        "family": rules.family,
+        "refused": msgspec.to_builtins(rules.unusable),
+        "table": None if rules.table is None else msgspec.to_builtins(rules.table),
+        "order_refusal": group.order_refusal,
+    }
 
 
 def _head_facts(draft: DraftModel) -> dict[str, Any]:

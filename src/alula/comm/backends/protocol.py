@@ -1,6 +1,9 @@
 """What every collective backend offers: a name, an admission test with a reason, three operations.
 
-A backend may also say `fixed_order = True`: an element of its sums depends on nothing but that element of every rank,
+A backend may say `ops` where it has not all three operations, and `capturable = True` where its operations only enqueue
+work on the current stream. It may have a `start()`: a collective that connects it, outside of any capture.
+
+It may also say `fixed_order = True`: an element of its sums depends on nothing but that element of every rank,
 added in the order of the ranks and rounded once, whatever the size of the tensor. Without the word it is taken for one
 whose order may change with the size, which is refused from three ranks on (comm/dispatch.py).
 
@@ -15,6 +18,8 @@ import msgspec
 from torch import Tensor
 
 from alula.comm.call import CollectiveCall
+
+OPS = ("all_reduce", "all_gather", "broadcast")
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -62,6 +67,47 @@ class Backend(Protocol):
 def has_fixed_order(backend: Backend) -> bool:
     """Whether the backend says that its sums are added in the order of the ranks, at every size."""
     return bool(getattr(backend, "fixed_order", False))
+
+
+def operations(backend: Backend) -> tuple[str, ...]:
+    """The operations that a backend has at all."""
+    found: tuple[str, ...] = getattr(backend, "ops", OPS)
+    return found
+
+
+class Narrowed:
+    """A backend that may be used for some operations, or on some devices, only: the user asked for another."""
+
+    def __init__(self, backend: Backend, ops: tuple[str, ...], devices: tuple[str, ...], because: str) -> None:
+        self.name = backend.name
+        self.capturable = bool(getattr(backend, "capturable", False))
+        self.fixed_order = has_fixed_order(backend)
+        self._backend = backend
+        self._ops = ops
+        self._devices = devices
+        self._because = because
+
+    def admits(self, call: CollectiveCall) -> Verdict:
+        if call.op not in self._ops and call.device not in self._devices:
+            return no(f"not asked for: {self._because}")
+        return self._backend.admits(call)
+
+    def start(self) -> None:
+        start = getattr(self._backend, "start", None)
+        if start is not None and self._ops:
+            start()
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self._backend.all_reduce(x)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return self._backend.all_gather(x, dim)
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        return self._backend.broadcast(x, root)
+
+    def close(self) -> None:
+        self._backend.close()
 
 
 class Unavailable:

@@ -1,0 +1,144 @@
+"""The part of `alula check` about ranks: what each collective backend says, does and costs here, and what would be
+chosen. Tries them in ranks of their own, as the start of an engine does; measures nothing itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from alula.cli.output import Output
+
+if TYPE_CHECKING:
+    from alula.comm.table import MeasuredTable
+    from alula.comm.tuning_plan import Message
+    from alula.core.config import ParallelConfig
+    from alula.engine.comm_trial import Verdict
+
+# Without a model: rows of a hidden state from a small model's single token to a block of a large one's.
+_SAMPLE_BYTES = (1152, 14_336, 57_344, 114_688, 917_504)
+
+
+def check_collectives(parallel: ParallelConfig, device: str, model: str | None, output: Output) -> dict[str, Any]:
+    """Prints the tables, writes the profile where one is named, and returns the part of the document."""
+    from alula.comm.environment_plan import plan_environment
+    from alula.comm.stored_profile import save_profile
+    from alula.core.environment import inherited
+    from alula.engine.comm_settling import profile_key
+    from alula.engine.comm_trial import try_backends
+
+    plan = plan_environment(parallel, device, inherited())
+    messages = _messages(model, parallel, device, output)
+    trial = try_backends(plan, messages, output.note)
+    output.human.print(_verdict_table(parallel.tp, trial.verdicts))
+    document: dict[str, Any] = {
+        "tp": parallel.tp,
+        "collectives": [
+            {
+                "op": verdict.message.op,
+                "bytes": verdict.message.num_bytes,
+                "backend": verdict.backend,
+                "refused": verdict.reason,
+            }
+            for verdict in trial.verdicts
+        ],
+    }
+    if trial.table is not None:
+        document |= _show_times(trial.table, output)
+        if parallel.comm_profile is not None:
+            save_profile(Path(parallel.comm_profile), profile_key(plan, messages[0].dtype), trial.table)
+            output.note(f"wrote {parallel.comm_profile}")
+    return document
+
+
+def _show_times(table: MeasuredTable, output: Output) -> dict[str, Any]:
+    import msgspec
+
+    from alula.comm.table import crossovers
+
+    crossings = crossovers(table)
+    output.human.print(_time_table(table))
+    for crossing in crossings:
+        output.human.print(
+            f"{crossing.op}: {crossing.below} up to about {crossing.num_bytes} bytes, {crossing.above} beyond "
+            f"(seen between {crossing.measured[0]} and {crossing.measured[1]})",
+            markup=False,
+            soft_wrap=True,
+        )
+    return {
+        "times_us": [msgspec.to_builtins(timing) for timing in table.timings],
+        "captured": table.captured,
+        "crossovers": [msgspec.to_builtins(crossing) for crossing in crossings],
+    }
+
+
+def _messages(model: str | None, parallel: ParallelConfig, device: str, output: Output) -> tuple[Message, ...]:
+    """A model's own; without one, sizes of hidden states."""
+    import torch
+
+    from alula.comm.tuning_plan import Message
+    from alula.core.config import EngineConfig
+    from alula.core.shape import parse_shape
+    from alula.engine.messages import collective_messages
+    from alula.engine.setup import resolve_dtype
+    from alula.models.checkpoint import open_checkpoint
+    from alula.models.source import resolve_source
+
+    captured = device == "cuda"
+    if model is None:
+        return tuple(
+            Message(op=op, num_bytes=size, dtype="bfloat16", captured=captured)
+            for op in ("all_gather", "all_reduce")
+            for size in _SAMPLE_BYTES
+        )
+    config = open_checkpoint(resolve_source(model, output.note)).config
+    dtype = str(resolve_dtype("auto", config, torch.device(device))).removeprefix("torch.")
+    return collective_messages(parse_shape(config), EngineConfig(parallel=parallel), dtype, captured)
+
+
+def _verdict_table(num_ranks: int, verdicts: tuple[Verdict, ...]) -> Table:
+    """One line for each backend and reason, with the sizes that it is about."""
+    table = Table(
+        "backend", "call", "bytes", "here", title=f"Collectives over {num_ranks} ranks", title_justify="left"
+    )
+    lines: dict[tuple[str, str, str], list[int]] = {}
+    for verdict in verdicts:
+        key = (verdict.backend, verdict.message.op, verdict.reason or "yes")
+        lines.setdefault(key, []).append(verdict.message.num_bytes)
+    for (backend, op, said), sizes in sorted(lines.items(), key=lambda line: _place(line[0][0], verdicts)):
+        table.add_row(backend, op, _span(sizes), said)
+    return table
+
+
+def _place(backend: str, verdicts: tuple[Verdict, ...]) -> int:
+    return next(index for index, verdict in enumerate(verdicts) if verdict.backend == backend)
+
+
+def _span(sizes: list[int]) -> str:
+    return str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)}-{max(sizes)}"
+
+
+def _time_table(table: MeasuredTable) -> Table:
+    """Microseconds by size and backend, the least of each size in bold."""
+    where = "inside a CUDA graph" if table.captured else "in a loop"
+    names = sorted({timing.backend for timing in table.timings})
+    shown = Table("call", "bytes", title=f"Microseconds, {where}, slowest rank", title_justify="left")
+    for name in names:
+        shown.add_column(name, justify="right")
+    for op in table.ops():
+        for size in table.sizes(op):
+            times = [
+                next((t.us for t in table.timings if (t.backend, t.op, t.num_bytes) == (name, op, size)), None)
+                for name in names
+            ]
+            least = min(us for us in times if us is not None)
+            shown.add_row(op, str(size), *(_cell(us, least) for us in times))
+    return shown
+
+
+def _cell(us: float | None, least: float) -> str:
+    if us is None:
+        return "-"
+    return f"[bold]{us:.1f}[/bold]" if us == least else f"{us:.1f}"

@@ -1,0 +1,88 @@
+"""A rank of a trial: probes and times backends one at a time, in a process that may be killed for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from alula.comm.backends.builtin import HOST
+from alula.comm.backends.protocol import Unavailable
+from alula.comm.group import Group
+from alula.comm.probe import Place, agree, probe
+from alula.comm.table import MeasuredTable
+from alula.comm.timing import time_backends
+from alula.comm.tuning_plan import Message
+
+
+class NamesCommand(msgspec.Struct, frozen=True):
+    """Asks for the backends, in order of preference."""
+
+
+class ProbeCommand(msgspec.Struct, frozen=True):
+    """Starts a backend and probes it, answered by None or the reason why it must not be used."""
+
+    backend: str
+
+
+class TimeCommand(msgspec.Struct, frozen=True):
+    """Times a backend that was probed, answered by its MeasuredTable."""
+
+    backend: str
+
+
+class VerdictsCommand(msgspec.Struct, frozen=True):
+    """Asks what each backend says of each message: (message, backend, reason or None)."""
+
+
+class TrialPayload(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trial is about. prove: whether data is checked, or backends are only started."""
+
+    messages: tuple[Message, ...]
+    device: str
+    prove: bool
+
+
+class TrialWorker:
+    """Works on the backends of a group that has started none of them (`TuningPlan.trial`)."""
+
+    def __init__(self, payload: TrialPayload, group: Group) -> None:
+        self._payload = payload
+        self._calls = [message.call(group.size, payload.device) for message in payload.messages]
+        self._backends = {backend.name: backend for backend in group.backends}
+        self._place = Place(rank=group.rank, num_ranks=group.size, device=payload.device, host=self._backends[HOST])
+
+    def handle(self, command: Any) -> Any:
+        if isinstance(command, NamesCommand):
+            return tuple(self._backends)
+        if isinstance(command, ProbeCommand):
+            return self._probe(command.backend)
+        if isinstance(command, TimeCommand):
+            return self._time(command.backend)
+        return [
+            (message, name, backend.admits(call).reason)
+            for message, call in zip(self._payload.messages, self._calls, strict=True)
+            for name, backend in self._backends.items()
+        ]
+
+    def _probe(self, name: str) -> str | None:
+        backend = self._backends[name]
+        if not any(backend.admits(call).admitted for call in self._calls):
+            return None
+        start = getattr(backend, "start", None)
+        reason = None if start is None else agree(start, self._place)
+        if reason is not None:
+            reason = f"could not be started: {reason}"
+        elif self._payload.prove:
+            reason = probe(backend, self._calls, self._place)
+        if reason is not None and name != HOST:
+            self._backends[name] = Unavailable(name, reason)
+        return reason
+
+    def _time(self, name: str) -> MeasuredTable:
+        return time_backends([self._backends[name]], self._calls, self._place)
+
+
+def build_trial_worker(payload: TrialPayload, group: Group) -> TrialWorker:
+    """Entry point of a rank process."""
+    return TrialWorker(payload, group)

@@ -1,0 +1,73 @@
+"""What the ranks of an engine will know of collectives before they start: from a stored profile, a trial, or nothing.
+
+On CUDA backends are tried in processes of their own (engine/comm_trial.py). On a CPU nothing can hang without an end,
+so the ranks probe and time for themselves as they join. A profile that holds the sizes of this run spares both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from alula.comm.backends.builtin import check_collectives
+from alula.comm.environment_plan import EnvironmentPlan
+from alula.comm.stored_profile import ProfileKey, load_profile, save_profile
+from alula.comm.table import MeasuredTable
+from alula.comm.tuning_plan import Message, TuningPlan
+from alula.engine.comm_trial import try_backends
+from alula.engine.device import device_name, driver_version, nccl_version
+
+
+def settle(
+    plan: EnvironmentPlan, messages: Sequence[Message], dtype: str, say: Callable[[str], None]
+) -> TuningPlan:
+    """Raises InvalidOption for a profile of another machine, and for a backend that there is not."""
+    parallel = plan.parallel
+    check_collectives(parallel.collectives)
+    path = None if parallel.comm_profile is None else Path(parallel.comm_profile)
+    key = profile_key(plan, dtype)
+    known = None if path is None else load_profile(path, key)
+    if known is not None and covers(known, messages):
+        return TuningPlan(messages=tuple(messages), table=known, refused=known.refused)
+    if plan.device == "cpu":
+        return TuningPlan(messages=tuple(messages), measure=True)
+    trial = try_backends(plan, messages, say)
+    table = trial.table
+    if table is not None and known is not None:
+        table = known.merged(table)
+    if path is not None and table is not None:
+        save_profile(path, key, table)
+    return TuningPlan(messages=tuple(messages), table=table, refused=trial.refused)
+
+
+def keep(plan: EnvironmentPlan, dtype: str, table: MeasuredTable | None) -> None:
+    """Stores what ranks have measured for themselves, where a file is named and does not exist yet."""
+    path = None if plan.parallel.comm_profile is None else Path(plan.parallel.comm_profile)
+    if path is not None and table is not None and not path.exists():
+        save_profile(path, profile_key(plan, dtype), table)
+
+
+def covers(table: MeasuredTable, messages: Sequence[Message]) -> bool:
+    """Whether every message lies at or between measured sizes of its operation."""
+    for message in messages:
+        sizes = table.sizes(message.op)
+        if not sizes or not sizes[0] <= message.num_bytes <= sizes[-1]:
+            return False
+    return True
+
+
+def profile_key(plan: EnvironmentPlan, dtype: str) -> ProfileKey:
+    """What times of collectives depend on here."""
+    cuda = plan.device == "cuda"
+    device = torch.device(plan.device)
+    return ProfileKey(
+        processor=device_name(device) if cuda else device_name(device).split(",")[0],
+        driver=driver_version() if cuda else "",
+        nccl=nccl_version() if cuda else "",
+        torch=str(torch.__version__),
+        num_ranks=plan.parallel.tp,
+        dtype=dtype,
+        variables={name: value for name, value in sorted(plan.alike().items()) if name.startswith("NCCL_")},
+    )

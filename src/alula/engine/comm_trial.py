@@ -1,0 +1,112 @@
+"""Tries the backends of collectives in processes of their own, before an engine's ranks start.
+
+A kernel that waits for a peer's memory cannot be stopped from within its process: where the links do not do what they
+promise it waits for ever. So each backend is started, probed and timed by ranks that can be killed; one that hangs is
+refused with that as its reason, and the trial goes on without it in new processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from alula.comm.environment_plan import EnvironmentPlan
+from alula.comm.table import MeasuredTable
+from alula.comm.trial_worker import (
+    NamesCommand,
+    ProbeCommand,
+    TimeCommand,
+    TrialPayload,
+    VerdictsCommand,
+    build_trial_worker,
+)
+from alula.comm.tuning_plan import Message, TuningPlan
+from alula.core.errors import RankFailure
+from alula.core.records import Refusal
+from alula.engine.ranks import RankPool
+
+# A first start of a library may compile or search the topology.
+TRIAL_TIMEOUT_S = 60.0
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What one backend says of one message; `reason` is None where it takes it."""
+
+    message: Message
+    backend: str
+    reason: str | None
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out. table: None where nothing was timed (ranks that share a GPU)."""
+
+    table: MeasuredTable | None
+    refused: tuple[Refusal, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+def try_backends(
+    plan: EnvironmentPlan,
+    messages: Sequence[Message],
+    say: Callable[[str], None],
+    timeout_s: float = TRIAL_TIMEOUT_S,
+) -> Trial:
+    """Raises RankFailure where not even a pool of ranks with nothing but shared memory starts."""
+    with _Trial(plan, tuple(messages), timeout_s) as trial:
+        for name in trial.names:
+            say(f"trying collectives: {name}")
+            trial.try_one(name)
+        return trial.result()
+
+
+class _Trial:
+    def __init__(self, plan: EnvironmentPlan, messages: tuple[Message, ...], timeout_s: float) -> None:
+        self._plan = plan
+        self._timeout_s = timeout_s
+        self._payload = TrialPayload(messages=messages, device=plan.device, prove=plan.parallel.comm_proof != "off")
+        self._refused: dict[str, str] = {}
+        self._tables: list[MeasuredTable] = []
+        self._pool: RankPool | None = None
+        self.names: tuple[str, ...] = self._running().call(NamesCommand())
+
+    def __enter__(self) -> _Trial:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    def try_one(self, name: str) -> None:
+        """Probes and times one backend; what fails or hangs is refused."""
+        try:
+            reason = self._running().call(ProbeCommand(name))
+            if reason is None and not self._plan.parallel.share_gpus:
+                self._tables.append(self._running().call(TimeCommand(name)))
+        except RankFailure as error:
+            reason = f"did not come through its probe: {error}"
+            self._pool = None  # ended by its failure; the next backend gets new processes
+        if reason is not None:
+            self._refused[name] = reason
+
+    def result(self) -> Trial:
+        verdicts = [
+            Verdict(message=message, backend=name, reason=self._refused.get(name) or reason)
+            for message, name, reason in self._running().call(VerdictsCommand())
+        ]
+        refused = tuple(Refusal(backend=name, reason=reason) for name, reason in self._refused.items())
+        return Trial(table=self._table(refused), refused=refused, verdicts=tuple(verdicts))
+
+    def _table(self, refused: tuple[Refusal, ...]) -> MeasuredTable | None:
+        if self._plan.parallel.share_gpus:
+            return None
+        timings = tuple(sorted(timing for table in self._tables for timing in table.timings))
+        return MeasuredTable(timings=timings, captured=self._plan.device == "cuda", refused=refused)
+
+    def _running(self) -> RankPool:
+        if self._pool is None:
+            entry = f"{build_trial_worker.__module__}:{build_trial_worker.__name__}"
+            size = self._plan.parallel.tp
+            nothing = TuningPlan(trial=True)
+            self._pool = RankPool(entry, size, self._payload, self._plan, self._timeout_s, nothing)
+        return self._pool
