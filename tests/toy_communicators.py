@@ -74,7 +74,8 @@ class Uneven(Toy):
         if self.context.rank:
             cancelled = sum(part.abs() for part in parts) - 4 * total.abs()
             place = int(cancelled.argmax())  # two large numbers that nearly cancel: their rounding hides the step
-            total[place] = total[place].nextafter(total[place] + 1)
+            flat = total.view(-1)
+            flat[place] = flat[place].nextafter(flat[place] + 1)
         return total
 
 

@@ -121,7 +121,7 @@ def test_unknown_backend_names_are_refused() -> None:
     member = GroupMember(rank=0, size=2, device="cpu", collectives="nccl2", timeout_s=1.0, segment_fd=-1)
     with pytest.raises(
         InvalidOption,
-        match=r"'nccl2'; expected one of auto, fastest, symmetric_one_shot.*, torch_distributed",
+        match=r"'nccl2'; expected one of auto, fastest, peer_push.*, torch_distributed",
     ):
         join_group(member)
 

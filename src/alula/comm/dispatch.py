@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from alula.comm.backends.protocol import Backend
-from alula.comm.call import CollectiveCall, describe_call, is_aligned
+from alula.comm.call import CollectiveCall, describe_call, is_aligned, rows_of
 from alula.comm.rules import NO_RULES, Decision, Rules, choose
 from alula.core.records import DispatchRecord
 
@@ -90,7 +90,7 @@ def is_capturing(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-_Key = tuple[str, str, torch.dtype, int, bool, torch.device, bool, str]
+_Key = tuple[str, str, torch.dtype, int, int, bool, torch.device, bool, str]
 
 
 class Dispatcher:
@@ -129,7 +129,7 @@ class Dispatcher:
     def backend_for(self, op: str, x: Tensor, phase: str) -> Backend:
         """The backend of this call, which is counted. Raises InvalidOption where no backend takes it."""
         captured = self._capturing(x)
-        key = (op, phase, x.dtype, x.numel(), is_aligned(x), x.device, captured, self.work)
+        key = (op, phase, x.dtype, x.numel(), rows_of(x), is_aligned(x), x.device, captured, self.work)
         route = self._routes.get(key)
         if route is None:
             call = describe_call(op, x, phase, self._num_ranks, captured)

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from alula.comm.backends.protocol import Backend
+from alula.comm.backends.apart import NAME as APART
+from alula.comm.backends.apart import Enter
+from alula.comm.backends.protocol import SUM_ONTO, Backend, operations
 from alula.comm.dispatch import Dispatcher
 from alula.comm.rules import Rules
 from alula.core.records import DispatchRecord
+from alula.kernels.reference.fused import Norm, Stream
 
 
 class Group:
@@ -41,6 +45,7 @@ class Group:
         self.capture_refusal = capture_refusal
         self.order_refusal = order_refusal
         self._dispatcher = dispatcher
+        self._fuses = any(SUM_ONTO in operations(backend) for backend in dispatcher.backends)
 
     @property
     def rules(self) -> Rules:
@@ -57,6 +62,18 @@ class Group:
         if self.size == 1:
             return x
         return self._dispatcher.backend_for("all_reduce", x, phase).all_reduce(x)
+
+    def sum_onto(self, y_RH: Tensor, onto_RH: Tensor, norm: Norm, phase: str, enter: Enter) -> Stream:
+        """onto + the sum of y over ranks, ready for `norm`: by one kernel where a backend has one and it pays, else the
+        sum first and `enter` behind it."""
+        if not self._fuses:
+            return enter(onto_RH + self.all_reduce(y_RH, phase), norm)
+        backend: Any = self._dispatcher.backend_for(SUM_ONTO, y_RH, phase)
+        if backend.name == APART:
+            stream: Stream = backend.add(self.all_reduce(y_RH, phase), onto_RH, norm)
+        else:
+            stream = backend.sum_onto(y_RH, onto_RH, norm)
+        return stream
 
     def all_gather(self, x: Tensor, phase: str, dim: int = -1) -> Tensor:
         """The ranks' tensors, all of one shape, joined along `dim` in rank order."""

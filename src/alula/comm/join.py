@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from alula.comm.backends.builtin import HOST, MODES, build_backends, check_collectives
-from alula.comm.backends.protocol import Backend, Narrowed, Unavailable, operations
+from alula.comm.backends.protocol import OPS, SUM_ONTO, Backend, Narrowed, Unavailable, operations
 from alula.comm.call import CollectiveCall
 from alula.comm.capture import capture_refusal
 from alula.comm.dispatch import Dispatcher
@@ -21,7 +21,7 @@ from alula.comm.group import Group, single_group
 from alula.comm.plugins import CommunicatorContext
 from alula.comm.probe import Place, agree, probe
 from alula.comm.process_groups import ProcessGroups
-from alula.comm.rules import AUTO, FASTEST, Rules, choose, choose_family, order_refusal
+from alula.comm.rules import AUTO, FASTEST, Rules, choose, choose_families, order_refusal
 from alula.comm.segment import Segment
 from alula.comm.timing import time_backends
 from alula.comm.tuning_plan import NOTHING_KNOWN, TuningPlan
@@ -111,7 +111,7 @@ def settle_rules(backends: Sequence[Backend], member: GroupMember, place: Place)
             table = time_backends(usable, calls, place)
     mode = FASTEST if member.collectives == FASTEST else AUTO
     rules = Rules(mode=mode, table=table, unusable=refused)
-    return msgspec.structs.replace(rules, family=choose_family(calls, backends, rules))
+    return msgspec.structs.replace(rules, families=choose_families(calls, backends, rules))
 
 
 def make_group(member: GroupMember, backends: Sequence[Backend], rules: Rules, place: Place) -> Group:
@@ -135,7 +135,7 @@ def _choosable(backends: Sequence[Backend], member: GroupMember) -> tuple[Backen
     if member.collectives in MODES:
         return tuple(backends)
     named = next(backend for backend in backends if backend.name == member.collectives)
-    lacking = tuple(op for op in ("all_reduce", "all_gather", "broadcast") if op not in operations(named))
+    lacking = tuple(op for op in (*OPS, SUM_ONTO) if op not in operations(named))
     devices = () if member.device == "cpu" else ("cpu",)
     others = (
         Narrowed(backend, lacking, devices, f"--collectives {named.name}")

@@ -16,10 +16,11 @@ import msgspec
 import torch
 from torch import Tensor
 
-from alula.comm.backends.protocol import Backend
+from alula.comm.backends.protocol import SUM_ONTO, Backend
 from alula.comm.call import CollectiveCall
 from alula.comm.capture import is_capturable
 from alula.core.errors import RankFailure
+from alula.kernels.reference.fused import Norm
 
 _REASON_BYTES = 512
 # Relative error of one rounding.
@@ -84,6 +85,8 @@ def run_call(backend: Backend, call: CollectiveCall, x: Tensor) -> Tensor:
     """The operation on x, with rank 0 as a broadcast's root."""
     if call.op == "all_reduce":
         return backend.all_reduce(x)
+    if call.op == SUM_ONTO:
+        return run_sum_onto(backend, x)
     return backend.all_gather(x, -1) if call.op == "all_gather" else backend.broadcast(x, 0)
 
 
@@ -91,7 +94,24 @@ def probe_input(call: CollectiveCall, rank: int) -> Tensor:
     """A rank's data for a call: the same in every process."""
     dtype: torch.dtype = getattr(torch, call.dtype)
     generator = torch.Generator().manual_seed(call.num_bytes * 64 + rank)
-    return torch.randn(call.num_bytes // dtype.itemsize, generator=generator).to(dtype)
+    values = torch.randn(call.num_bytes // dtype.itemsize, generator=generator).to(dtype)
+    return values.view(call.num_rows, -1)
+
+
+def run_sum_onto(backend: Any, x: Tensor) -> Tensor:
+    """The new stream, then it times the norm's weight, then its squares in one column, side by side."""
+    stream = backend.sum_onto(x, residual_of(x), norm_of(x))
+    squares_R1 = stream.normed.squares_RC.sum(-1, keepdim=True).to(x.dtype)
+    return torch.cat((stream.x_RH, stream.normed.value_RI, squares_R1), -1)
+
+
+def residual_of(x: Tensor) -> Tensor:
+    """A residual stream that every rank holds alike."""
+    return torch.arange(x.numel(), device=x.device).remainder(31).sub(15).to(x.dtype).view(x.shape)
+
+
+def norm_of(x: Tensor) -> Norm:
+    return Norm(torch.arange(x.shape[1], device=x.device).remainder(7).add(1).to(x.dtype), 1e-5)
 
 
 def find_error(result: Tensor, call: CollectiveCall, num_ranks: int) -> str | None:
@@ -99,6 +119,8 @@ def find_error(result: Tensor, call: CollectiveCall, num_ranks: int) -> str | No
 
     A sum of n numbers, rounded after each addition, is off by at most (n - 1) units of the sum of their sizes."""
     inputs = [probe_input(call, rank) for rank in range(num_ranks)]
+    if call.op == SUM_ONTO:
+        return _sum_onto_error(result, call, inputs)
     if call.op != "all_reduce":
         expected = torch.cat(inputs, -1) if call.op == "all_gather" else inputs[0]
         return None if torch.equal(result, expected) else "gave other values than the ranks sent"
@@ -108,10 +130,20 @@ def find_error(result: Tensor, call: CollectiveCall, num_ranks: int) -> str | No
     if bool((error <= bound).all()):
         return None
     place = int((error - bound).nan_to_num(nan=float("inf")).argmax())
-    return (
-        f"gave wrong sums: {float(result[place])} at element {place}, where {float(exact.sum(0)[place]):.6g} was due "
-        f"within {float(bound[place]):.2g}"
-    )
+    found, due, limit = (float(x.flatten()[place]) for x in (result, exact.sum(0), bound))
+    return f"gave wrong sums: {found} at element {place}, where {due:.6g} was due within {limit:.2g}"
+
+
+def _sum_onto_error(result: Tensor, call: CollectiveCall, inputs: list[Tensor]) -> str | None:
+    """Against float64 with room for the roundings on the way: of the sum, of the stream, of what is made of it."""
+    exact = torch.stack([x.to(torch.float64) for x in inputs]).sum(0) + residual_of(inputs[0]).to(torch.float64)
+    weight = norm_of(inputs[0]).weight_H.to(torch.float64)
+    expected = torch.cat((exact, exact * weight, exact.square().sum(-1, keepdim=True)), -1)
+    unit = (call.num_ranks + 3) * _UNITS[call.dtype]
+    if torch.allclose(result.to(torch.float64), expected, rtol=2 * unit, atol=64 * unit):
+        return None
+    error = (result.to(torch.float64) - expected).abs().max()
+    return f"gave a wrong stream: off by {float(error):.3g}"
 
 
 def _agreed(found: tuple[str | None, bytes], place: Place) -> str | None:

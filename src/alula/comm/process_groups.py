@@ -54,6 +54,11 @@ class ProcessGroups:
             ),
         )
 
+    def barrier(self) -> None:
+        """Waits for every rank's host, over gloo."""
+        world = self.world()
+        self.run("barrier", lambda: distributed.barrier(group=world))
+
     def run(self, what: str, operation: Callable[[], T]) -> T:
         """Runs a collective. torch.distributed's own errors name no rank: raises RankFailure, which does."""
         self._segment.count_call(self.rank)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from alula.comm.backends.protocol import Backend, has_fixed_order
+from alula.comm.backends.protocol import SUM_ONTO, Backend, has_fixed_order
 from alula.comm.call import CollectiveCall
 from alula.comm.capture import is_capturable
 from alula.comm.table import MeasuredTable
@@ -21,6 +21,7 @@ from alula.core.records import Refusal
 
 AUTO, FASTEST = "auto", "fastest"
 ORDERED_FROM_RANKS = 3
+SUMS = ("all_reduce", SUM_ONTO)
 _INEXACT = ("float", "bfloat", "complex")
 
 
@@ -28,13 +29,14 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """What a decision depends on besides the call. The same on every rank.
 
     mode: --collectives. table: None before anything was measured; then the order of the backends decides. unusable:
-    backends that are not to be used, whatever they admit. family: the one that every width of a graph family uses.
+    backends that are not to be used, whatever they admit. families: by operation, the one that every width of a graph
+    family uses.
     """
 
     mode: str = AUTO
     table: MeasuredTable | None = None
     unusable: tuple[Refusal, ...] = ()
-    family: str | None = None
+    families: dict[str, str] = {}
 
     def excluded(self, name: str) -> str | None:
         """Why a backend must not be used; None where it may be."""
@@ -63,7 +65,7 @@ NO_RULES = Rules()
 
 def needs_order(call: CollectiveCall) -> bool:
     """Whether the order of adding can change the bits of this call's result."""
-    return call.op == "all_reduce" and call.num_ranks >= ORDERED_FROM_RANKS and call.dtype.startswith(_INEXACT)
+    return call.op in SUMS and call.num_ranks >= ORDERED_FROM_RANKS and call.dtype.startswith(_INEXACT)
 
 
 def choose(call: CollectiveCall, backends: Sequence[Backend], rules: Rules = NO_RULES) -> Decision:
@@ -78,7 +80,8 @@ def choose(call: CollectiveCall, backends: Sequence[Backend], rules: Rules = NO_
     names = [backend.name for backend in backends]
     times = _times(call, rules.table, names)
     ranked = sorted(asked.admitted, key=lambda i: (times[i] is None, times[i] or 0.0, i))
-    bound = [i for i in ranked if names[i] == rules.family] if _keeps_order(call, rules) else []
+    family = rules.families.get(call.op)
+    bound = [i for i in ranked if names[i] == family] if _keeps_order(call, rules) else []
     chosen = bound[0] if bound else ranked[0]
     losers = [
         Refusal(backend=names[i], reason=_why_not(names[chosen], times[chosen], times[i], bool(bound)))
@@ -95,34 +98,43 @@ def choose(call: CollectiveCall, backends: Sequence[Backend], rules: Rules = NO_
     )
 
 
-def choose_family(calls: Sequence[CollectiveCall], backends: Sequence[Backend], rules: Rules) -> str | None:
-    """The backend of fixed order that takes every one of a family's sums in the least time, all sizes weighing alike.
+def choose_families(calls: Sequence[CollectiveCall], backends: Sequence[Backend], rules: Rules) -> dict[str, str]:
+    """For each kind of sum the backend of fixed order that takes all of a family's in the least time, sizes weighing alike.
 
     None where no order is needed (one or two ranks, --collectives fastest), or where no backend can do it.
     """
-    sums = [call for call in calls if _keeps_order(call, rules)]
-    able = [
-        backend
-        for backend in backends
-        if has_fixed_order(backend)
-        and rules.excluded(backend.name) is None
-        and all(backend.admits(call).admitted for call in sums)
-    ]
-    if not sums or not able:
-        return None
-    return min(able, key=lambda backend: _total(backend.name, sums, rules.table)).name
+    found = {}
+    for op in SUMS:
+        sums = [call for call in _family(calls, op) if _keeps_order(call, rules)]
+        able = [
+            backend
+            for backend in backends
+            if has_fixed_order(backend)
+            and rules.excluded(backend.name) is None
+            and all(backend.admits(call).admitted for call in sums)
+        ]
+        if sums and able:
+            found[op] = min(able, key=lambda backend: _total(backend.name, sums, rules.table)).name
+    return found
 
 
 def order_refusal(calls: Sequence[CollectiveCall], backends: Sequence[Backend], rules: Rules) -> str | None:
     """Why a row's sums may depend on how many rows come with it; None where they cannot."""
-    chosen = {choose(call, backends, rules).index for call in calls if needs_order(call)}
-    names = ", ".join(sorted(backends[i].name for i in chosen))
     ranks = calls[0].num_ranks if calls else 1
-    if len(chosen) > 1:
-        return f"collectives_of_{ranks}_ranks_change_with_the_size: {names}"
-    if any(not has_fixed_order(backends[i]) for i in chosen):
-        return f"collectives_of_{ranks}_ranks_have_no_fixed_order: {names}"
+    for op in SUMS:
+        chosen = {choose(call, backends, rules).index for call in _family(calls, op) if needs_order(call)}
+        names = ", ".join(sorted(backends[i].name for i in chosen))
+        if len(chosen) > 1:
+            return f"collectives_of_{ranks}_ranks_change_with_the_size: {names}"
+        if any(not has_fixed_order(backends[i]) for i in chosen):
+            return f"collectives_of_{ranks}_ranks_have_no_fixed_order: {names}"
     return None
+
+
+def _family(calls: Sequence[CollectiveCall], op: str) -> list[CollectiveCall]:
+    """The sums of decode and verify: the captured ones, where there are graphs. A prompt's are no row's neighbours."""
+    sums = [call for call in calls if call.op == op]
+    return [call for call in sums if call.captured] or sums
 
 
 def _keeps_order(call: CollectiveCall, rules: Rules) -> bool:
@@ -153,7 +165,7 @@ def _ask_once(call: CollectiveCall, backends: Sequence[Backend], rules: Rules, o
             refused.append(Refusal(backend=backend.name, reason=reason))
             continue
         admitted.append(index)
-        if rules.table is None and rules.family is None:
+        if rules.table is None and call.op not in rules.families:
             break
     return _Asked(admitted=tuple(admitted), refused=tuple(refused))
 

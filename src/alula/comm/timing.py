@@ -74,7 +74,9 @@ def _time_loop(backend: Backend, call: CollectiveCall, place: Place) -> list[flo
 
 def _zeros(call: CollectiveCall, place: Place) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, call.dtype)
-    return torch.zeros(call.num_bytes // dtype.itemsize, dtype=dtype, device=place.device)
+    return torch.zeros(
+        call.num_rows, call.num_bytes // dtype.itemsize // call.num_rows, dtype=dtype, device=place.device
+    )
 
 
 def _meet(place: Place) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from alula.comm.backends.apart import ApartBackend
 from alula.comm.backends.builtin import HOST
-from alula.comm.backends.protocol import Unavailable
+from alula.comm.backends.protocol import Backend, Unavailable
+from alula.comm.capture import is_capturable
 from alula.comm.group import Group
 from alula.comm.probe import Place, agree, probe
 from alula.comm.table import MeasuredTable
@@ -50,6 +52,7 @@ class TrialWorker:
         self._payload = payload
         self._calls = [message.call(group.size, payload.device) for message in payload.messages]
         self._backends = {backend.name: backend for backend in group.backends}
+        self._tables: list[MeasuredTable] = []
         self._place = Place(rank=group.rank, num_ranks=group.size, device=payload.device, host=self._backends[HOST])
 
     def handle(self, command: Any) -> Any:
@@ -74,13 +77,34 @@ class TrialWorker:
         if reason is not None:
             reason = f"could not be started: {reason}"
         elif self._payload.prove:
+            self._complete(backend)
             reason = probe(backend, self._calls, self._place)
         if reason is not None and name != HOST:
             self._backends[name] = Unavailable(name, reason)
         return reason
 
     def _time(self, name: str) -> MeasuredTable:
-        return time_backends([self._backends[name]], self._calls, self._place)
+        backend = self._backends[name]
+        self._complete(backend)
+        table = time_backends([backend], self._calls, self._place)
+        self._tables.append(table)
+        return table
+
+    def _complete(self, backend: Backend) -> None:
+        """The twin of the fused sum sums by whatever is the fastest so far at the smallest size; each rank has the same
+        times."""
+        if isinstance(backend, ApartBackend):
+            timings = [t for table in self._tables for t in table.timings if t.op == "all_reduce"]
+            best = min(timings, key=lambda t: (t.num_bytes, t.us)).backend if timings else self._first_that_sums()
+            backend.all_reduce_by = self._backends[best].all_reduce
+
+    def _first_that_sums(self) -> str:
+        calls = [call for call in self._calls if call.op == "all_reduce"]
+        return next(
+            name
+            for name, backend in self._backends.items()
+            if is_capturable(backend) and all(backend.admits(call).admitted for call in calls)
+        )
 
 
 def build_trial_worker(payload: TrialPayload, group: Group) -> TrialWorker:

@@ -13,11 +13,13 @@ from alula.core.records import Refusal
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A collective that a model's forwards will make: of one rank's tensor. captured: within a CUDA graph."""
+    """A collective that a model's forwards will make: of one rank's tensor, a matrix of num_rows. captured: within a
+    CUDA graph."""
 
     op: str
     num_bytes: int
     dtype: str
+    num_rows: int = 1
     phase: str = "verify"
     captured: bool = False
 
@@ -27,6 +29,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, order=True):
             op=self.op,
             num_bytes=self.num_bytes,
             dtype=self.dtype,
+            num_rows=self.num_rows,
             aligned=True,
             num_ranks=num_ranks,
             phase=self.phase,

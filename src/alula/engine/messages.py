@@ -5,6 +5,7 @@ Each layer sums whole rows of the hidden size, the output head gathers each rank
 
 from __future__ import annotations
 
+from alula.comm.backends.protocol import SUM_ONTO
 from alula.comm.tuning_plan import Message
 from alula.core.config import EngineConfig
 from alula.core.shape import ModelShape
@@ -15,15 +16,18 @@ def collective_messages(shape: ModelShape, config: EngineConfig, dtype: str, cap
 
     dtype: resolved ("bfloat16"). captured: whether decode and verify run as graphs; prompts never do."""
     item_bytes = {"bfloat16": 2, "float16": 2, "float32": 4}[dtype]
-    ranks = config.parallel.tp
-    share = -(-shape.vocab_size // ranks)
+    share = -(-shape.vocab_size // config.parallel.tp)
     rows = sorted({batch * width for batch in _batches(config) for width in _widths(config)})
+    kinds = [("all_reduce", shape.hidden_size), ("all_gather", share)]
+    if captured:  # the device-resident cycle's layers
+        kinds.append((SUM_ONTO, shape.hidden_size))
     found = [
-        Message(op=op, num_bytes=count * size * item_bytes, dtype=dtype, captured=captured)
-        for op, size in (("all_reduce", shape.hidden_size), ("all_gather", share))
+        Message(op=op, num_bytes=count * size * item_bytes, dtype=dtype, num_rows=count, captured=captured)
+        for op, size in kinds
         for count in rows
     ]
-    chunk = Message(op="all_reduce", num_bytes=config.chunk_tokens * shape.hidden_size * item_bytes, dtype=dtype)
+    count = config.chunk_tokens
+    chunk = Message(op="all_reduce", num_bytes=count * shape.hidden_size * item_bytes, dtype=dtype, num_rows=count)
     return tuple(sorted({*found, chunk}))
 
 

@@ -277,7 +277,7 @@ def _collective_facts(group: Group) -> dict[str, Any]:
     rules = group.rules
     return {
         "mode": rules.mode,
-        "family": rules.family,
+        "families": rules.families,
         "refused": msgspec.to_builtins(rules.unusable),
         "table": None if rules.table is None else msgspec.to_builtins(rules.table),
         "order_refusal": group.order_refusal,

@@ -92,8 +92,9 @@ class RowParallelLinear:
         weight_OI, products = constants(self._product)[0], forward.products
         if self._group.size == 1:
             return products.adding_linear(x, weight_OI, self._bias_O, onto_RO, next_norm)
-        y_RO = self._group.all_reduce(products.linear(x, weight_OI), forward.phase)
-        if self._bias_O is not None:
-            y_RO = y_RO + self._bias_O
+        y_RO = products.linear(x, weight_OI)
+        if self._bias_O is None:
+            return self._group.sum_onto(y_RO, onto_RO, next_norm, forward.phase, forward.kernels.stream.enter)
+        y_RO = self._group.all_reduce(y_RO, forward.phase) + self._bias_O
         entered: Stream = forward.kernels.stream.enter(onto_RO + y_RO, next_norm)
         return entered

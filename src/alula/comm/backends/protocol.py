@@ -12,7 +12,7 @@ Knows nothing of speed or preference: the order of backends is the dispatcher's 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from torch import Tensor
@@ -20,6 +20,8 @@ from torch import Tensor
 from alula.comm.call import CollectiveCall
 
 OPS = ("all_reduce", "all_gather", "broadcast")
+# A sum over ranks, added to the residual stream and made ready for the next norm: of backends that have a `sum_onto`.
+SUM_ONTO = "sum_onto"
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -80,6 +82,7 @@ class Narrowed:
 
     def __init__(self, backend: Backend, ops: tuple[str, ...], devices: tuple[str, ...], because: str) -> None:
         self.name = backend.name
+        self.ops = operations(backend)
         self.capturable = bool(getattr(backend, "capturable", False))
         self.fixed_order = has_fixed_order(backend)
         self._backend = backend
@@ -105,6 +108,12 @@ class Narrowed:
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         return self._backend.broadcast(x, root)
+
+    def sum_onto(self, *arguments: Any) -> Any:
+        return self._backend.sum_onto(*arguments)  # type: ignore[attr-defined]  # admitted only where it has one
+
+    def add(self, *arguments: Any) -> Any:
+        return self._backend.add(*arguments)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         self._backend.close()
