@@ -38,8 +38,8 @@ Shape = Annotated[
     typer.Option(
         "--shape",
         metavar="NAME|CONFIG.json",
-        help="Instead of MODEL: random weights and a random head of a shape. llama-3.1-8b, llama-3.2-1b, smollm2-135m, "
-        "or the path of a config.json.",
+        help="Instead of MODEL: random weights and a random head of a shape. llama-3.1-8b, llama-3.1-70b, "
+        "llama-3.2-1b, smollm2-135m, or the path of a config.json.",
     ),
 ]
 Json = Annotated[
@@ -91,6 +91,16 @@ class CommOptions:
         _option("--share-gpus", text="Let ranks share a GPU: right results, meaningless times.", panel=_ENGINE),
     ] = False
 
+    without: Annotated[
+        str | None,
+        _option(
+            "--without",
+            text="Backends of collectives to leave out, such as peer_push,nccl; for experiments.",
+            panel=_ENGINE,
+            metavar="LIST",
+        ),
+    ] = None
+
     def parallel(self, **others: Any) -> ParallelConfig:
         """These with the other fields of the config. Raises InvalidOption where a value is out of range."""
         return ParallelConfig(
@@ -98,6 +108,7 @@ class CommOptions:
             comm_profile=None if self.comm_profile is None else str(self.comm_profile),
             comm_proof=self.comm_proof,
             share_gpus=self.share_gpus,
+            without=tuple(name.strip() for name in (self.without or "").split(",") if name.strip()),
             **others,
         )
 

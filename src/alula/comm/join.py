@@ -148,7 +148,7 @@ def _choosable(backends: Sequence[Backend], member: GroupMember) -> tuple[Backen
 def _started(backend: Backend, member: GroupMember, place: Place) -> Backend:
     """The backend, connected; or one that refuses, where a probe has failed or it cannot be started. A collective."""
     known = member.tuning.refusal_of(backend.name)
-    if known is not None:
+    if known is not None and backend.name != HOST:  # ranks agree through that one, whatever their tensors take
         return Unavailable(backend.name, known)
     start = getattr(backend, "start", None)
     # On a CPU only gloo has something to start, and it starts when it is called: most runs never do.

@@ -99,7 +99,7 @@ def choose(call: CollectiveCall, backends: Sequence[Backend], rules: Rules = NO_
 
 
 def choose_families(calls: Sequence[CollectiveCall], backends: Sequence[Backend], rules: Rules) -> dict[str, str]:
-    """For each kind of sum the backend of fixed order that takes all of a family's in the least time, sizes weighing alike.
+    """For each kind of sum the backend of fixed order that takes all of a family's sizes in the least time.
 
     None where no order is needed (one or two ranks, --collectives fastest), or where no backend can do it.
     """

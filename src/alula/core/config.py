@@ -22,7 +22,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     over the ranks or held whole by each ("auto" shards where its heads divide by tp). timeout_s: silence of a rank, or
     a wait in a collective, after which a run ends. nccl: variables of NCCL that every rank is started with.
     comm_profile: file of a measured table. comm_proof: what a rank whose environment is not the planned one does.
-    share_gpus: ranks may share a GPU, for correctness only.
+    share_gpus: ranks may share a GPU, for correctness only. without: backends of collectives to leave out.
     """
 
     tp: int = 1
@@ -33,6 +33,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     comm_profile: str | None = None
     comm_proof: str = "strict"
     share_gpus: bool = False
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.tp < 1:

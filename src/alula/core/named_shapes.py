@@ -1,7 +1,7 @@
 """Published models whose shapes have names: their config.json, for runs without weights and for arithmetic.
 
-Sources: the models' own configs, as far as `parse_shape` reads them (meta-llama/Llama-3.1-8B, meta-llama/Llama-3.2-1B,
-HuggingFaceTB/SmolLM2-135M-Instruct).
+Sources: the models' own configs, as far as `parse_shape` reads them (meta-llama/Llama-3.1-8B and -70B,
+meta-llama/Llama-3.2-1B, HuggingFaceTB/SmolLM2-135M-Instruct).
 """
 
 from __future__ import annotations
@@ -28,6 +28,20 @@ NAMED_SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 14336,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rope_scaling": {**_LLAMA3_ROPE, "factor": 8.0},
+        "tie_word_embeddings": False,
+    },
+    "llama-3.1-70b": {
+        **_LLAMA,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
         "num_key_value_heads": 8,
         "head_dim": 128,
         "vocab_size": 128256,

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import torch
 
-from alula.comm.backends.builtin import check_collectives
+from alula.comm.backends.builtin import backend_names, check_collectives
 from alula.comm.environment_plan import EnvironmentPlan
 from alula.comm.stored_profile import ProfileKey, load_profile, save_profile
 from alula.comm.table import MeasuredTable
 from alula.comm.tuning_plan import Message, TuningPlan
+from alula.core.config import ParallelConfig
+from alula.core.errors import InvalidOption
+from alula.core.records import Refusal
 from alula.engine.comm_trial import try_backends
 from alula.engine.device import device_name, driver_version, nccl_version
 
@@ -26,13 +29,14 @@ def settle(
     """Raises InvalidOption for a profile of another machine, and for a backend that there is not."""
     parallel = plan.parallel
     check_collectives(parallel.collectives)
+    left_out = leaving_out(parallel)
     path = None if parallel.comm_profile is None else Path(parallel.comm_profile)
     key = profile_key(plan, dtype)
     known = None if path is None else load_profile(path, key)
     if known is not None and covers(known, messages):
-        return TuningPlan(messages=tuple(messages), table=known, refused=known.refused)
+        return TuningPlan(messages=tuple(messages), table=known, refused=(*known.refused, *left_out))
     if plan.device == "cpu":
-        return TuningPlan(messages=tuple(messages), measure=True)
+        return TuningPlan(messages=tuple(messages), measure=True, refused=left_out)
     trial = try_backends(plan, messages, say)
     table = trial.table
     if table is not None and known is not None:
@@ -40,6 +44,15 @@ def settle(
     if path is not None and table is not None:
         save_profile(path, key, table)
     return TuningPlan(messages=tuple(messages), table=table, refused=trial.refused)
+
+
+def leaving_out(parallel: ParallelConfig) -> tuple[Refusal, ...]:
+    """What --without says, as refusals. Raises InvalidOption for a name that there is not."""
+    known = backend_names()
+    for name in parallel.without:
+        if name not in known:
+            raise InvalidOption(f"--without names {name!r}; expected some of {', '.join(known)}")
+    return tuple(Refusal(backend=name, reason="left out by --without") for name in parallel.without)
 
 
 def keep(plan: EnvironmentPlan, dtype: str, table: MeasuredTable | None) -> None:

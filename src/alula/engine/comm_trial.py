@@ -54,7 +54,7 @@ def try_backends(
 ) -> Trial:
     """Raises RankFailure where not even a pool of ranks with nothing but shared memory starts."""
     with _Trial(plan, tuple(messages), timeout_s) as trial:
-        for name in trial.names:
+        for name in (name for name in trial.names if name not in plan.parallel.without):
             say(f"trying collectives: {name}")
             trial.try_one(name)
         return trial.result()
@@ -65,7 +65,7 @@ class _Trial:
         self._plan = plan
         self._timeout_s = timeout_s
         self._payload = TrialPayload(messages=messages, device=plan.device, prove=plan.parallel.comm_proof != "off")
-        self._refused: dict[str, str] = {}
+        self._refused = dict.fromkeys(plan.parallel.without, "left out by --without")
         self._tables: list[MeasuredTable] = []
         self._pool: RankPool | None = None
         self.names: tuple[str, ...] = self._running().call(NamesCommand())
