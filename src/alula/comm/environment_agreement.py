@@ -73,7 +73,9 @@ def _compared(record: EnvironmentRecord, first: EnvironmentRecord) -> Environmen
         found=record.fingerprint[:12],
         verdict="ok" if same else "mismatch",
     )
-    return msgspec.structs.replace(record, steps=(*record.steps, step), findings=(*record.findings, *findings))
+    known = {finding.variable for finding in record.mismatches}  # by the rank itself, with a likelier cause
+    new = tuple(finding for finding in findings if finding.variable not in known)
+    return msgspec.structs.replace(record, steps=(*record.steps, step), findings=(*record.findings, *new))
 
 
 def _odds(record: EnvironmentRecord, first: EnvironmentRecord) -> list[EnvironmentFinding]:

@@ -32,17 +32,17 @@ def default_variables(
     """For `parallel.tp` ranks of one host. topology: None where nobody looked."""
     # MKL and OpenMP each have their own variable, and an inherited one would hold against `--threads`.
     threads, size = "compute threads of a rank", "number of ranks"
+    # Gloo joins GPU ranks too, where only a store is needed.
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    one_host = "ranks of one host; otherwise gloo resolves the host's name, which many containers cannot"
     common = (
         Default(name="OMP_NUM_THREADS", value=str(num_threads), reason=threads),
         Default(name="MKL_NUM_THREADS", value=str(num_threads), reason=threads),
         Default(name="WORLD_SIZE", value=str(parallel.tp), reason=size),
         Default(name="LOCAL_WORLD_SIZE", value=str(parallel.tp), reason=size),
+        Default(name="GLOO_SOCKET_IFNAME", value=loopback, reason=one_host),
     )
-    if device == "cuda":
-        return (*common, *_multicast(parallel), *_one_host(parallel, topology))
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    reason = "ranks of one host; otherwise gloo resolves the host's name, which many containers cannot"
-    return (*common, Default(name="GLOO_SOCKET_IFNAME", value=loopback, reason=reason))
+    return (*common, *_multicast(parallel), *_one_host(parallel, topology)) if device == "cuda" else common
 
 
 def rank_variables(parallel: ParallelConfig, device: str) -> tuple[dict[str, str], ...]:

@@ -86,11 +86,8 @@ def plan_environment(
         defaults += log_variables(log_folder)
     origins = _origins(parallel.nccl, defaults, base)
     origins |= {name: (Origin(value, OWN),) for name, value in own[0].items()}
-    shared = {
-        name: ranked[0].value
-        for name, ranked in origins.items()
-        if ranked[0].source != INHERITED and name not in own[0]
-    }
+    strongest = {name: ranked[0] for name, ranked in origins.items() if name not in own[0]}
+    shared = {name: origin.value for name, origin in strongest.items() if origin.source != INHERITED}
     return EnvironmentPlan(
         device=device,
         parallel=parallel,

@@ -101,8 +101,8 @@ def _messages(text: str, pid: int | None) -> list[tuple[str, str]]:
     found = []
     for line in text.splitlines():
         prefixes = list(_PREFIX.finditer(line))
-        ends = [prefix.start() for prefix in prefixes[1:]] + [len(line)]
-        for prefix, end in zip(prefixes, ends, strict=True):
+        for number, prefix in enumerate(prefixes, 1):
+            end = prefixes[number].start() if number < len(prefixes) else len(line)
             if pid is None or int(prefix["pid"]) == pid:
                 found.append((prefix["level"], line[prefix.end() : end].strip()))
     return found

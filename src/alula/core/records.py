@@ -186,6 +186,8 @@ class EnvironmentFinding(msgspec.Struct, frozen=True, kw_only=True):
         if self.variable is None:
             return f"has {self.found}, planned was {self.planned}; {self.cause}"
         planned, found = ("unset" if value is None else repr(value) for value in (self.planned, self.found))
+        if planned == found:
+            return f"runs with {self.variable} {found} as planned; {self.cause}"
         return f"runs with {self.variable} {found}, planned was {planned}; {self.cause}"
 
 
