@@ -212,5 +212,8 @@ def test_a_failure_is_told_in_nccl_s_own_words(monkeypatch: pytest.MonkeyPatch, 
     told = explained(error, plan, 1)
     assert isinstance(told, RankFailure) and told.rank == 1
     assert str(told) == 'rank 1 failed: RuntimeError: invalid usage; NCCL says: Unrecognized element token "X"'
+    echo = explained(RankFailure("rank 0 did not arrive", rank=0), plan, 1)
+    assert isinstance(echo, RankFailure) and echo.rank == 0
+    assert str(echo) == 'rank 0 did not arrive; NCCL says: Unrecognized element token "X"'
     ours = CheckpointError("truncated")
     assert explained(ours, plan, 1) is ours

@@ -1,4 +1,4 @@
-"""Faults planted in the environment of real ranks: strict finds and names them, warn records them, off lets them through.
+"""Faults planted in the environment of real ranks: strict finds and names them, warn records them, off lets them pass.
 
 Ranks take seconds to start, so under warn and off one pool has all the faults at once.
 """

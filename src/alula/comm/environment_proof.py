@@ -20,7 +20,7 @@ from alula.comm.environment_agreement import fingerprint
 from alula.comm.environment_plan import FAMILIES, EnvironmentPlan
 from alula.comm.nccl_log import NcclLog
 from alula.comm.nccl_words import SPOKEN, read_log, spoken_findings, unspoken
-from alula.core.environment import c_environment, exec_environment
+from alula.core.environment import c_environment, c_getenv, exec_environment
 from alula.core.errors import RankFailure, UserError
 from alula.core.records import EnvironmentFinding, EnvironmentRecord, EnvironmentStep, EnvironmentVariable
 
@@ -73,7 +73,10 @@ def explained(error: Exception, plan: EnvironmentPlan, rank: int) -> Exception:
     if log is None or not log.warnings or isinstance(error, UserError):
         return error
     words = "; ".join(log.warnings)
-    told = RankFailure(f"rank {rank} failed: {type(error).__name__}: {error}; NCCL says: {words}", rank=rank)
+    if isinstance(error, RankFailure):  # it has its words already, and may name the rank that this one waited for
+        told = RankFailure(f"{error}; NCCL says: {words}", rank=rank if error.rank is None else error.rank)
+    else:
+        told = RankFailure(f"rank {rank} failed: {type(error).__name__}: {error}; NCCL says: {words}", rank=rank)
     told.__cause__ = error
     return told
 
@@ -84,8 +87,8 @@ def _planned(plan: EnvironmentPlan, rank: int) -> dict[str, str]:
 
 def _variables(plan: EnvironmentPlan, rank: int) -> tuple[EnvironmentVariable, ...]:
     """The planned ones, and those of the families that nobody planned and that are there."""
-    planned, found, at_exec = _planned(plan, rank), c_environment(), exec_environment() or {}
-    stray = sorted(name for name in found if name.startswith(FAMILIES) and name not in planned)
+    planned, at_exec = _planned(plan, rank), exec_environment() or {}
+    stray = sorted(name for name in c_environment() if name.startswith(FAMILIES) and name not in planned)
     described = []
     for name in (*planned, *stray):
         ranked = plan.origins.get(name, ())
@@ -93,7 +96,7 @@ def _variables(plan: EnvironmentPlan, rank: int) -> tuple[EnvironmentVariable, .
             EnvironmentVariable(
                 name=name,
                 planned=planned.get(name),
-                found=found.get(name),
+                found=c_getenv(name),
                 source=ranked[0].source if ranked else None,
                 at_exec=at_exec.get(name),
                 overruled=tuple(f"{other.value!r} ({other.source})" for other in ranked[1:]),

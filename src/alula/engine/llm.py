@@ -97,8 +97,9 @@ class LLM:
         self._pending_aborts: list[str] = []
         self._live: set[str] = set()
         self._num_requests = 0
-        for first in (self.describe(), *self.environment_records()):
-            self._records.write(first)
+        self._records.write(self.describe())
+        for environment in self.environment_records():
+            self._records.write(environment)
 
     @property
     def context_tokens(self) -> int:
