@@ -65,6 +65,11 @@ def test_mismatches_are_marked_and_explained() -> None:
     assert rows(lines, "rank 1 runs with NCCL_PROTO 'Simple', planned was 'LL'; a file sets it (mismatch)")
 
 
+def test_what_holds_for_every_rank_is_explained_once() -> None:
+    (line,) = rows(shown([record(0, "Simple"), record(1, "Simple")]), "(mismatch)")
+    assert line.startswith("every rank runs with NCCL_PROTO 'Simple'")
+
+
 def test_nothing_to_show_is_said() -> None:
     assert "no environment was planned" in shown([])[0]
     off = EnvironmentRecord(rank=0, mode="off")

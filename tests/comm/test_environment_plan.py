@@ -6,9 +6,12 @@ import pickle
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from alula.comm.environment_plan import Origin, plan_environment
 from alula.comm.host_plan import plan_for_host, wants_log
+from alula.comm.nccl_variables import KNOWN_VARIABLES, expected_value, is_known, nearest_known
 from alula.comm.topology import NVLINK_ALL, NVLINK_NONE, Topology
 from alula.core.config import ParallelConfig
 from alula.core.errors import InvalidOption
@@ -143,6 +146,29 @@ def test_what_nccl_understands_is_let_through(nccl: dict[str, str]) -> None:
     plan = plan_environment(parallel(nccl=nccl), "cuda", {})
     assert plan.warnings == ()
     assert plan.shared.items() >= nccl.items()
+
+
+TOKENS = st.lists(st.sampled_from(["LL", "ll128", "SIMPLE"]), min_size=1, max_size=3).map(",".join)
+LISTS = st.tuples(st.sampled_from(["", "^"]), TOKENS).map("".join)
+NAMED = st.tuples(st.sampled_from(["allreduce:", "AllGather:", "reduce:"]), LISTS).map("".join)
+
+
+@given(LISTS | NAMED, st.lists(NAMED, max_size=3), st.text(max_size=12))
+def test_the_grammar_of_protocols(first: str, others: list[str], noise: str) -> None:
+    value = ";".join([first, *others])
+    assert expected_value("NCCL_PROTO", value) is None
+    assert expected_value("NCCL_PROTO", f"{value};LL") is not None  # only the first may be without its function
+    assert expected_value("NCCL_PROTO", f"{value},X{noise}") is not None
+
+
+@given(st.sampled_from(sorted(KNOWN_VARIABLES)), st.integers(min_value=0), st.booleans())
+def test_a_slip_in_a_long_name_finds_a_name(name: str, place: int, doubled: bool) -> None:
+    letters = name.removeprefix("NCCL_")
+    at = place % len(letters)
+    slip = "NCCL_" + letters[:at] + letters[at] * (2 if doubled else 0) + letters[at + 1 :]
+    if len(letters) >= 5 and not is_known(slip):
+        assert nearest_known(slip) is not None
+    assert is_known(name)
 
 
 def test_inherited_names_warn_only_where_they_look_like_one() -> None:

@@ -67,7 +67,11 @@ def _findings(records: Sequence[EnvironmentRecord]) -> list[str]:
     for record in records:
         for finding in record.findings:
             lines.setdefault(f"{finding.text()} ({finding.verdict})", []).append(record.rank)
-    return [f"rank {_ranks(ranks, len(records))} {text}" for text, ranks in lines.items()]
+    everywhere = "every rank" if len(records) > 1 else "the rank"
+    return [
+        f"{everywhere if len(ranks) == len(records) else f'rank {_ranks(ranks, len(records))}'} {text}"
+        for text, ranks in lines.items()
+    ]
 
 
 def _ranks(ranks: Iterable[int], num_ranks: int) -> str:
