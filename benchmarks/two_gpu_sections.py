@@ -19,7 +19,6 @@ import gpu_engines
 import msgspec
 import torch
 import two_gpu_workers
-from alula.comm.host_plan import plan_for_host
 from gpu_report import Section, say, table
 from two_gpu_scale import LINKS, LOW_LATENCY, Scale
 from two_gpu_workers import Eager, Replays
@@ -27,6 +26,7 @@ from two_gpu_workers import Eager, Replays
 from alula import LLM, SamplingParams
 from alula.bench.prompts import random_prompts
 from alula.comm.backends.protocol import SUM_ONTO
+from alula.comm.host_plan import plan_for_host
 from alula.comm.rules import Rules, choose
 from alula.comm.table import MeasuredTable, crossovers
 from alula.comm.trial_worker import NamesCommand, ProbeCommand, TimeCommand, TrialPayload, VerdictsCommand

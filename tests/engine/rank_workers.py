@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from alula.comm.group import Group
+from alula.core.environment import c_getenv
 from alula.core.errors import CheckpointError, OutOfPages
 
 
@@ -25,6 +26,9 @@ class RankWorker:
 
     def describe(self) -> tuple[int, int, int, str]:
         return self._group.rank, self._group.size, torch.get_num_threads(), os.environ["RANK"]
+
+    def environment(self, names: list[str]) -> list[str | None]:
+        return [c_getenv(name) for name in names]
 
     def echo(self, value: Any) -> Any:
         print("a stray line")  # must not reach the engine's standard output

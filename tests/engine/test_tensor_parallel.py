@@ -22,7 +22,7 @@ from alula.comm.environment_plan import plan_environment
 from alula.comm.group import Group
 from alula.core.config import EngineConfig, ParallelConfig, SpeculationConfig
 from alula.core.errors import InvalidOption, RankFailure
-from alula.core.records import DispatchRecord, RequestRecord, read_records
+from alula.core.records import DispatchRecord, EnvironmentRecord, RequestRecord, RunRecord, read_records
 from alula.core.sampling import SamplingParams
 from alula.core.shape import parse_shape
 from alula.engine.llm import LLM, Completion
@@ -170,6 +170,17 @@ def test_bad_requests_leave_the_ranks_in_step(sharded: LLM, single: LLM) -> None
     next(stream)
     stream.close()
     assert_equal_answers(sharded.generate(PROMPTS, SAMPLINGS), single.generate(PROMPTS, SAMPLINGS))
+
+
+def test_the_environment_of_each_rank_is_recorded_at_the_start(sharded: LLM, record: Path) -> None:
+    records = sharded.environment_records()
+    assert [one.rank for one in records] == [0, 1]
+    assert all(one.mode == "strict" and one.variables and not one.mismatches for one in records)
+    run, *following = read_records(record)
+    assert tuple(following[:2]) == records
+    assert isinstance(run, RunRecord) and isinstance(following[0], EnvironmentRecord)
+    assert run.facts["environment"]["mode"] == "strict"
+    assert run.facts["environment"]["num_mismatches"] == 0
 
 
 def test_dispatch_is_recorded_at_the_end(sharded: LLM, record: Path) -> None:

@@ -23,13 +23,13 @@ _SAMPLE_BYTES = (1152, 14_336, 57_344, 114_688, 917_504)
 
 def check_collectives(parallel: ParallelConfig, device: str, model: str | None, output: Output) -> dict[str, Any]:
     """Prints the tables, writes the profile where one is named, and returns the part of the document."""
-    from alula.comm.environment_plan import plan_environment
+    from alula.comm.host_plan import plan_for_host
     from alula.comm.stored_profile import save_profile
     from alula.core.environment import inherited
     from alula.engine.comm_settling import profile_key
     from alula.engine.comm_trial import try_backends
 
-    plan = plan_environment(parallel, device, inherited())
+    plan = plan_for_host(parallel, device, inherited())
     messages = _messages(model, parallel, device, output)
     trial = try_backends(plan, messages, output.note)
     output.human.print(_verdict_table(parallel.tp, trial.verdicts))

@@ -1,5 +1,6 @@
 """What a loaded engine does other than its user may think, a line each: a shorter context, a GPU that is not used in
-full, graphs that could not be captured, options without effect. Knows no engine, only what it says of itself.
+full, graphs that could not be captured, ranks that do not run as planned, options without effect. Knows no engine, only
+what it says of itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ _SHOWN_FAILURES = 3
 
 def notes(device: str, facts: dict[str, Any], options: EngineOptions) -> list[str]:
     """Everything there is to say before the first request."""
-    return [*_forced(options), *_short_context(facts, options), *_graphs(device, facts, options)]
+    return [
+        *_forced(options),
+        *_one_rank(options),
+        *_short_context(facts, options),
+        *_environment(facts),
+        *_graphs(device, facts, options),
+    ]
 
 
 def _forced(options: EngineOptions) -> list[str]:
@@ -23,6 +30,23 @@ def _forced(options: EngineOptions) -> list[str]:
         f"acceptance is forced to {options.tokens_per_cycle:g} tokens per cycle (--tokens-per-cycle): figures "
         "are about costs, the text is meaningless"
     ]
+
+
+def _one_rank(options: EngineOptions) -> list[str]:
+    """Options about communication, where there is none."""
+    names = {"--nccl": options.nccl, "--comm-profile": options.comm_profile, "--share-gpus": options.share_gpus}
+    given = ", ".join(name for name, value in names.items() if value)
+    return [f"{given}: no effect with --tp 1, which communicates with nobody"] if given and options.tp == 1 else []
+
+
+def _environment(facts: dict[str, Any]) -> list[str]:
+    """What --comm-proof let through."""
+    found = facts.get("environment") or {}
+    if found.get("mode") == "off":
+        return ["the environment of the ranks was not looked at (--comm-proof off)"]
+    count = found.get("num_mismatches", 0)
+    told = f"{count} mismatch{'es' if count > 1 else ''} between the planned environment and that of the ranks"
+    return [f"{told} (--record writes them down)"] if count else []
 
 
 def _short_context(facts: dict[str, Any], options: EngineOptions) -> list[str]:

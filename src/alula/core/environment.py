@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,3 +53,44 @@ def bind_threads() -> None:
 def c_compiler() -> str:
     """The command of the C compiler: $CC, else cc."""
     return os.environ.get("CC") or "cc"
+
+
+def c_getenv(name: str) -> str | None:
+    """What C's getenv answers in this process: what OpenMP, gloo and NCCL ask. `os.environ` is a copy of it that
+    Python took when it started, and does not see what a C library has set since."""
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    getenv.argtypes = [ctypes.c_char_p]
+    value = getenv(os.fsencode(name))
+    return None if value is None else os.fsdecode(value)
+
+
+def c_environment() -> dict[str, str]:
+    """All variables as C sees them now. Of a name that is there twice the first counts, as for getenv."""
+    library, pointers = ctypes.CDLL(None), ctypes.POINTER(ctypes.c_char_p)
+    if sys.platform == "darwin":
+        library._NSGetEnviron.restype = ctypes.POINTER(pointers)
+        block = library._NSGetEnviron().contents
+    else:
+        block = pointers.in_dll(library, "environ")
+    entries: list[bytes] = []
+    while block and (entry := block[len(entries)]) is not None:
+        entries.append(entry)
+    return _by_name(entries)
+
+
+def exec_environment() -> dict[str, str] | None:
+    """What this process was started with, whatever has been set since. None where the kernel does not tell."""
+    try:
+        return _by_name(Path("/proc/self/environ").read_bytes().split(b"\0"))
+    except OSError:
+        return None
+
+
+def _by_name(entries: list[bytes]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, equals, value = os.fsdecode(entry).partition("=")
+        if equals:
+            found.setdefault(name, value)
+    return found

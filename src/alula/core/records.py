@@ -145,7 +145,73 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     facts: dict[str, Any] = {}
 
 
-Record = RunRecord | CycleRecord | RequestRecord | DispatchRecord | PathDifference
+class EnvironmentVariable(msgspec.Struct, frozen=True, kw_only=True):
+    """One variable in one rank; None is unset. source: "inherited", "default: " and why, or "--nccl"; None where nobody
+    planned it. at_exec: the value that the process was started with. overruled: weaker sources and their values.
+    """
+
+    name: str
+    planned: str | None
+    found: str | None
+    source: str | None
+    at_exec: str | None = None
+    overruled: tuple[str, ...] = ()
+
+
+class EnvironmentStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of the proof. verdict: "ok", "mismatch", or "unknown" where there was nothing to go by."""
+
+    name: str
+    moment: str
+    expected: str
+    found: str
+    verdict: str
+
+
+class EnvironmentFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is not as planned. verdict: "mismatch", or "warning" where it may be meant. cause: the likely one.
+
+    Where it is about a variable, planned and found are its values and None is unset; else they say so in words.
+    """
+
+    step: str
+    verdict: str
+    variable: str | None
+    planned: str | None
+    found: str | None
+    cause: str
+
+    def text(self) -> str:
+        """A clause whose subject is the rank."""
+        if self.variable is None:
+            return f"has {self.found}, planned was {self.planned}; {self.cause}"
+        planned, found = ("unset" if value is None else repr(value) for value in (self.planned, self.found))
+        if planned == found:
+            return f"runs with {self.variable} {found} as planned; {self.cause}"
+        return f"runs with {self.variable} {found}, planned was {planned}; {self.cause}"
+
+
+class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True, tag="environment"):
+    """What one rank found in force of the planned environment. mode: of --comm-proof; "off" has looked at nothing.
+
+    nccl: facts from NCCL's own log, where it has written one. fingerprint: a hash of what all ranks must share.
+    """
+
+    rank: int
+    mode: str
+    variables: tuple[EnvironmentVariable, ...] = ()
+    steps: tuple[EnvironmentStep, ...] = ()
+    findings: tuple[EnvironmentFinding, ...] = ()
+    nccl_version: str | None = None
+    nccl: dict[str, Any] = {}
+    fingerprint: str = ""
+
+    @property
+    def mismatches(self) -> tuple[EnvironmentFinding, ...]:
+        return tuple(finding for finding in self.findings if finding.verdict == "mismatch")
+
+
+Record = RunRecord | CycleRecord | RequestRecord | DispatchRecord | PathDifference | EnvironmentRecord
 _decoder = msgspec.json.Decoder(Record)
 
 

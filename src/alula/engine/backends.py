@@ -11,10 +11,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from alula.comm.environment_plan import plan_environment
+from alula.comm.environment_agreement import environment_facts
 from alula.comm.group import Group, single_group
+from alula.comm.host_plan import plan_for_host
 from alula.core.environment import inherited
-from alula.core.records import DispatchRecord
+from alula.core.records import DispatchRecord, EnvironmentRecord
 from alula.core.shape import parse_shape
 from alula.engine.comm_settling import keep, settle
 from alula.engine.device import resolve_device
@@ -30,7 +31,7 @@ from alula.models.checkpoint import open_checkpoint
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loaded engine says of itself."""
+    """What a loaded engine says of itself. environment: what each of its ranks found; empty without ranks."""
 
     dtype: str
     device: str
@@ -39,6 +40,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     draft_placement: str
     facts: dict[str, Any]
     step_costs: tuple[StepCost, ...] = ()
+    environment: tuple[EnvironmentRecord, ...] = ()
 
 
 class StepCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +154,7 @@ class RankedBackend:
         if progress:
             progress(f"starting {parallel.tp} ranks")
         device = resolve_device(spec.config.device)
-        plan = plan_environment(parallel, device.type, inherited())
+        plan = plan_for_host(parallel, device.type, inherited())
         dtype = str(resolve_dtype(spec.config.dtype, config, device)).removeprefix("torch.")
         captured = device.type == "cuda" and spec.config.graphs.enabled
         messages = collective_messages(shape, spec.config, dtype, captured)
@@ -167,7 +169,9 @@ class RankedBackend:
 
     def describe(self) -> Description:
         description: Description = self._pool.call(DescribeCommand())
-        return description
+        found = self._pool.environment_records
+        facts = description.facts | {"environment": environment_facts(found)}
+        return msgspec.structs.replace(description, facts=facts, environment=found)
 
     def dispatch_records(self) -> tuple[DispatchRecord, ...]:
         records: tuple[DispatchRecord, ...] = self._pool.call(DispatchCommand())

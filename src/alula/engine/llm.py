@@ -17,14 +17,15 @@ import torch
 
 import alula
 from alula.core.config import EngineConfig
-from alula.core.errors import InvalidOption, RankFailure, RecordWriteError
-from alula.core.records import CycleRecord, DispatchRecord, RecordWriter, RequestRecord, RunRecord
+from alula.core.errors import InvalidOption, RankFailure
+from alula.core.records import CycleRecord, DispatchRecord, EnvironmentRecord, RequestRecord, RunRecord
 from alula.core.sampling import SamplingParams
 from alula.core.shape import parse_shape
 from alula.engine.backends import Backend, Description, StepCommand, start_backend
 from alula.engine.engine import StepOutput, check_prompt
 from alula.engine.model_choice import choose_model
 from alula.engine.request import ABORT, RequestSpec, TokenLogprob, Update
+from alula.engine.run_records import RunRecords
 from alula.engine.setup import EngineSpec
 from alula.engine.speculation_policy import make_policy
 from alula.models.checkpoint import open_checkpoint
@@ -78,11 +79,9 @@ class LLM:
         choice = choose_model(model, draft, config or EngineConfig(), progress)
         self.config = choice.config
         self._model_name, self._draft_name = choice.model_name, choice.draft_name
-        self._records = RecordWriter(record) if record else None
-        self._record_error: RecordWriteError | None = None
+        self._records = RunRecords(record)
         with ExitStack() as undo:
-            if self._records is not None:
-                undo.callback(self._records.close)
+            undo.callback(self._records.close)
             checkpoint = open_checkpoint(choice.source)
             parse_shape(
                 checkpoint.config
@@ -98,7 +97,9 @@ class LLM:
         self._pending_aborts: list[str] = []
         self._live: set[str] = set()
         self._num_requests = 0
-        self._write(self.describe())
+        self._records.write(self.describe())
+        for environment in self.environment_records():
+            self._records.write(environment)
 
     @property
     def context_tokens(self) -> int:
@@ -175,11 +176,11 @@ class LLM:
         output = self._backend.step(command)
         self._policy.observe(output.record)
         self._cycles.append(output.record)
-        self._write(output.record)
+        self._records.write(output.record)
         for update in output.updates:
             if update.record is not None:
                 self._live.discard(update.request_id)
-                self._write(update.record)
+                self._records.write(update.record)
         return output
 
     def abort(self, request_id: str) -> None:
@@ -209,6 +210,10 @@ class LLM:
             facts=description.facts,
         )
 
+    def environment_records(self) -> tuple[EnvironmentRecord, ...]:
+        """What each rank found of its environment when it started; none without ranks."""
+        return self._description.environment
+
     def close(self) -> None:
         """Ends the ranks and writes the dispatch records. May be called again.
 
@@ -216,17 +221,15 @@ class LLM:
         """
         backend, self._backend = self._backend, _Closed()
         try:
-            if self._records is not None:
+            if self._records.open:
                 for record in backend.dispatch_records():
-                    self._write(record)
+                    self._records.write(record)
         except RankFailure:
             pass  # the failure was raised where it happened; closing only cleans up
         finally:
             backend.close()
-            self._end_records(None)
-        error, self._record_error = self._record_error, None
-        if error is not None:
-            raise error
+            self._records.close()
+        self._records.raise_error()
 
     def __enter__(self) -> LLM:
         return self
@@ -290,25 +293,6 @@ class LLM:
         self._pending_adds = [spec for spec in self._pending_adds if spec.request_id not in queued]
         self._pending_aborts += [i for i in sorted(still_open - queued) if i in self._live]
         self._live -= still_open
-
-    def _write(self, record: Any) -> None:
-        if self._records is None:
-            return
-        try:
-            self._records.write(record)
-        except RecordWriteError as error:
-            # The answer under way is worth more than its records: go on, and raise when the run ends.
-            self._end_records(error)
-
-    def _end_records(self, error: RecordWriteError | None) -> None:
-        """Closes the file; the first error is kept for `close` to raise."""
-        records, self._records = self._records, None
-        self._record_error = self._record_error or error
-        try:
-            if records is not None:
-                records.close()
-        except RecordWriteError as late:
-            self._record_error = self._record_error or late
 
 
 def _token_id(item: Any) -> int:

@@ -17,7 +17,7 @@ import sys
 import threading
 from typing import Any, Protocol
 
-from alula.comm.environment_plan import prove_environment
+from alula.comm.environment_proof import explained, prove_at_start, prove_worker
 from alula.engine.channel import Channel, ChannelClosed, Kind
 from alula.engine.rank_messages import Start, decode, encode, encode_failure
 
@@ -49,18 +49,19 @@ def main(control_fd: int, parent_pid: int) -> None:
 
 def _run(start: Start, channel: Channel) -> None:
     try:
-        channel.send(Kind.ANSWER, encode(prove_environment(start.plan, start.rank)))
+        found = prove_at_start(start.plan, start.rank)
+        channel.send(Kind.ANSWER, encode(found))
         group = _join(start)
         module, _, function = start.entry.partition(":")
         worker = getattr(importlib.import_module(module), function)(decode(start.payload), group)
         # Once more: by now libraries have started, and some set variables from files of their own.
-        proof = prove_environment(start.plan, start.rank)
+        found = prove_worker(start.plan, start.rank, found)
     except ChannelClosed:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the engine reports it
-        channel.send(Kind.FAILURE, encode_failure(start.rank, error))
+        channel.send(Kind.FAILURE, encode_failure(start.rank, explained(error, start.plan, start.rank)))
         return
-    channel.send(Kind.ANSWER, encode(proof))
+    channel.send(Kind.ANSWER, encode(found))
     _execute(start.rank, worker, channel)
     group.close()
 

@@ -7,6 +7,7 @@ dies, fails alone, or falls silent: ranks that are out of step could only hang o
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 import weakref
@@ -14,10 +15,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from alula.comm.environment_plan import EnvironmentPlan, compare_proofs
+from alula.comm.environment_agreement import compare_environments, log_findings
+from alula.comm.environment_plan import EnvironmentPlan
 from alula.comm.segment import Segment, create_segment_file
 from alula.comm.tuning_plan import NOTHING_KNOWN, TuningPlan
 from alula.core.errors import RankFailure
+from alula.core.records import EnvironmentRecord
 from alula.engine.channel import ChannelClosed, Kind
 from alula.engine.rank_messages import Start, decode, encode
 from alula.engine.replies import Collector, Replies
@@ -33,6 +36,7 @@ class RankPool:
     Start-up returns when every rank has proven its environment and made its worker, and raises like `call` where one
     did not. `timeout_s` limits the silence of ranks in a call, and the wait in a collective. `tuning`: what is known of
     the backends of collectives, and which messages matter.
+    `environment_records`: what each rank found of its environment. The plan's log folder is removed with the pool.
     """
 
     def __init__(
@@ -50,10 +54,11 @@ class RankPool:
         self._tuning = tuning
         self._lock = threading.Lock()
         self._unusable = "it has not started"
+        self.environment_records: tuple[EnvironmentRecord, ...] = ()
         self._collector: Collector | None = None  # exactly while the pool can be used
         self._processes = RankProcesses()
         # A pool that is dropped without `close` ends its ranks too. The processes hold no reference to the pool.
-        self._release = weakref.finalize(self, self._processes.kill)
+        self._release = weakref.finalize(self, _release, self._processes, plan.log_folder)
         try:
             self._start(entry, encode(payload), plan)
         except BaseException:
@@ -101,6 +106,8 @@ class RankPool:
         self.close()
 
     def _start(self, entry: str, payload: bytes, plan: EnvironmentPlan) -> None:
+        if plan.log_folder is not None:  # a pool before this one of the same plan has removed it
+            os.makedirs(plan.log_folder, mode=0o700, exist_ok=True)
         segment_fd = create_segment_file(len(plan.own))
         try:
             segment = Segment(segment_fd)
@@ -114,7 +121,9 @@ class RankPool:
         for _ in ("the environment as the process found it", "and again once the worker is made"):
             replies = collector.collect(START_TIMEOUT_S, "starting")
             replies.raise_failure()
-            compare_proofs([decode(replies.bodies[handle.rank]) for handle in self._processes.handles])
+            found = [decode(replies.bodies[handle.rank]) for handle in self._processes.handles]
+            self.environment_records = compare_environments(found)
+        log_findings(self.environment_records)
         self._collector = collector
 
     def _exchange(self, kinds: list[Kind], command: Any) -> Replies:
@@ -149,3 +158,9 @@ class RankPool:
         if self._collector is not None:
             self._unusable, self._collector = reason, None
         self._release()
+
+
+def _release(processes: RankProcesses, log_folder: str | None) -> None:
+    processes.kill()
+    if log_folder is not None:
+        shutil.rmtree(log_folder, ignore_errors=True)

@@ -19,6 +19,7 @@ from torch import Tensor
 from alula.comm.backends.joining import as_bytes, join_ranks
 from alula.comm.backends.protocol import YES, Verdict, no
 from alula.comm.call import CollectiveCall
+from alula.comm.communicator_guard import note_created
 from alula.comm.process_groups import ProcessGroups
 from alula.core.environment import changed
 
@@ -66,6 +67,7 @@ class NcclBackend:
         if self._group is not None or self._refusal is not None:
             return
         group = self._groups.new_group("nccl", self.name)
+        note_created(self.name)
         with changed(self._variables):
             first = torch.ones(1, device="cuda")
             self._groups.run(f"the first call of {self.name}", lambda: distributed.all_reduce(first, group=group))
