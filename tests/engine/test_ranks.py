@@ -31,7 +31,9 @@ def make_pool(
     payload: Any = None,
     base: dict[str, str] | None = None,
 ) -> RankPool:
-    plan = plan_environment(ParallelConfig(tp=size, timeout_s=timeout_s), "cpu", {**os.environ, **(base or {})})
+    plan = plan_environment(
+        ParallelConfig(tp=size, rank_deadline_s=timeout_s), "cpu", {**os.environ, **(base or {})}
+    )
     return RankPool(entry, size, payload, plan, timeout_s)
 
 

@@ -15,16 +15,24 @@ from typing import Any
 import msgspec
 
 from alula import __version__
+from alula.bench.collectives_report import as_document
 from alula.bench.compare import Measurement, Workload
 from alula.bench.results import Figures, PromptRun, SideFigures, prompt_speedup
+from alula.core.dispatch_paths import Collectives
 from alula.core.records import RunRecord
 
 SCHEMA = 1
 _PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "gguf", "msgspec")
 
 
-def document(run: RunRecord, workload: Workload, measurement: Measurement, figures: Figures) -> dict[str, Any]:
-    """The keys of schema 1 in its order, then provenance and detail."""
+def document(
+    run: RunRecord,
+    workload: Workload,
+    measurement: Measurement,
+    figures: Figures,
+    collectives: Collectives | None = None,
+) -> dict[str, Any]:
+    """The keys of schema 1 in its order, then provenance and detail. collectives: None on a single rank."""
     return {
         "schema": SCHEMA,
         "model": run.model,
@@ -55,6 +63,7 @@ def document(run: RunRecord, workload: Workload, measurement: Measurement, figur
         "stopped": measurement.stopped,
         "prompts_asked": len(workload.prompts),
         "skipped": msgspec.to_builtins(measurement.skipped),
+        "collectives": None if collectives is None else as_document(collectives),
         "facts": run.facts,
         "provenance": provenance(),
         "per_prompt": [_per_prompt(entry) for entry in measurement.runs],

@@ -16,6 +16,7 @@ from alula.core.errors import InvalidOption
 if TYPE_CHECKING:
     from alula.bench.compare import Measurement, Workload
     from alula.bench.prompts import Prompt
+    from alula.core.dispatch_paths import Collectives
     from alula.core.records import RunRecord
     from alula.models.source import ModelSource
 
@@ -77,7 +78,8 @@ def bench(
             workload = replace(workload, drafting=described.draft is not None)
             with output.progress("prompts", len(chosen)) as advance:
                 measurement = measure(llm, workload, advance)
-            _report(output, described, workload, measurement, html)
+            collectives = None if measurement.fault else llm.collectives()
+            _report(output, described, workload, measurement, collectives, html)
 
 
 def _target(model: str | None, shape: str | None) -> str | ModelSource:
@@ -126,9 +128,15 @@ def _choose(
 
 
 def _report(
-    output: Output, described: RunRecord, workload: Workload, measurement: Measurement, html: Path | None
+    output: Output,
+    described: RunRecord,
+    workload: Workload,
+    measurement: Measurement,
+    collectives: Collectives | None,
+    html: Path | None,
 ) -> None:
     """Everything measured is shown and written, then an error or Ctrl-C that cut it short goes on its way."""
+    from alula.bench.collectives_report import collective_sentences, path_table
     from alula.bench.document import document
     from alula.bench.graph_report import graph_sentences
     from alula.bench.page import page
@@ -136,13 +144,16 @@ def _report(
     from alula.bench.results import summarise
 
     figures = summarise(measurement.runs, described.steps, workload.forced_tokens_per_cycle)
-    output.document = document(described, workload, measurement, figures)
+    output.document = document(described, workload, measurement, figures, collectives)
     if measurement.runs:
         output.human.print(table(described, figures))
         said = [*sentences(figures, measurement), *graph_sentences(described, figures)]
+        if collectives is not None:
+            output.human.print(path_table(collectives))
+            said += collective_sentences(collectives)
         output.human.print("\n".join(said), markup=False, soft_wrap=True)
         if html is not None:
-            write_file(html, page(described, figures, measurement, output.document))
+            write_file(html, page(described, figures, measurement, output.document, collectives))
     if measurement.fault is not None:
         raise measurement.fault
     if measurement.stopped == "interrupted":

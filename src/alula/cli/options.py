@@ -155,6 +155,15 @@ class EngineOptions:
         bool,
         _option("--share-gpus", text="Let ranks share a GPU: right results, meaningless times.", panel=_ENGINE),
     ] = False
+    rank_deadline: Annotated[
+        float,
+        _option(
+            "--rank-deadline",
+            text="A rank that is silent, or that all others wait for, ends the run after that long.",
+            panel=_ENGINE,
+            metavar="SECONDS",
+        ),
+    ] = ParallelConfig().rank_deadline_s
     exact: Annotated[
         bool,
         _option(
@@ -257,6 +266,7 @@ class EngineOptions:
             tp=self.tp,
             collectives=self.collectives,
             draft=self.draft_tp,
+            rank_deadline_s=self.rank_deadline,
             nccl=parse_variables(self.nccl or ()),
             comm_profile=None if self.comm_profile is None else str(self.comm_profile),
             comm_proof=self.comm_proof,

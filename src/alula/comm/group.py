@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from contextlib import AbstractContextManager
 
 import msgspec
 import torch
@@ -17,7 +18,8 @@ from alula.comm.backends.protocol import Backend
 from alula.comm.backends.shared_memory import SharedMemoryBackend
 from alula.comm.backends.torch_distributed import TorchDistributedBackend
 from alula.comm.capture import capture_refusal
-from alula.comm.dispatch import Dispatcher
+from alula.comm.dispatch import Dispatcher, Recording, unrecorded
+from alula.comm.patience import Peers, longest_wait_s
 from alula.comm.segment import Segment
 from alula.core.errors import InvalidOption
 from alula.core.records import DispatchRecord
@@ -26,7 +28,9 @@ COLLECTIVES = ("auto", "shared_memory", "torch_distributed")
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank needs to join its group. `segment_fd` is the descriptor of the block its ranks share."""
+    """What one rank needs to join its group. timeout_s: the deadline of a wait for other ranks (comm/patience.py).
+    segment_fd: the descriptor of the block its ranks share.
+    """
 
     rank: int
     size: int
@@ -43,9 +47,17 @@ class Group:
     ends up in its record.
     """
 
-    def __init__(self, rank: int, size: int, dispatcher: Dispatcher, capture_refusal: str | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        dispatcher: Dispatcher,
+        capture_refusal: str | None = None,
+        peers: Peers | None = None,
+    ) -> None:
         self.rank = rank
         self.size = size
+        self.peers = peers  # None where there are none to wait for
         self.capture_refusal = capture_refusal  # why a CUDA graph cannot hold the calls; None where it can
         self._dispatcher = dispatcher
 
@@ -69,8 +81,25 @@ class Group:
 
     def bits_agree(self, x: Tensor) -> bool:
         """Whether every rank holds the same dtype, shape and bits. A collective; copies `x` to the host."""
-        digest = torch.tensor([_digest(x)], dtype=torch.int64, device=x.device)
-        return self.all_gather(digest, "other").unique().numel() == 1
+        return len(set(self.digests(x))) == 1
+
+    def digests(self, x: Tensor) -> list[int]:
+        """Of every rank's `x`, by rank: equal where dtype, shape and bits are. A collective; copies `x` to the host."""
+        digest = torch.tensor([_digest(x)], dtype=torch.int64)  # on the host: no device has to be waited for
+        found: list[int] = self.all_gather(digest, "other").tolist()
+        return found
+
+    def work_on(self, work: str) -> None:
+        """Says what the calls from now on are for: "prefill", "decode", "verify", or "" outside of cycles."""
+        self._dispatcher.work = work
+
+    def recording(self, phase: str, name: str) -> AbstractContextManager[Recording]:
+        """Around the capture of one graph of this name: its calls belong to it, and it tells of its replays."""
+        return unrecorded(phase, name) if self.size == 1 else self._dispatcher.recording(phase, name)
+
+    def waits(self) -> tuple[int, float]:
+        """(calls, seconds) in which this rank waited for others in collectives of the host."""
+        return self._dispatcher.waits()
 
     def dispatch_records(self) -> tuple[DispatchRecord, ...]:
         """One record for each distinct call so far, with its count."""
@@ -99,14 +128,18 @@ def join_group(member: GroupMember) -> Group:
         return single_group()
     segment = Segment(member.segment_fd)
     shared = SharedMemoryBackend(segment, member.rank, member.timeout_s)
-    torch_distributed = TorchDistributedBackend(segment, member.rank, member.device, member.timeout_s)
+    torch_distributed = TorchDistributedBackend(
+        segment, member.rank, member.device, longest_wait_s(member.timeout_s)
+    )
     if member.device == "cuda":
         torch_distributed.start()  # now, and not at a first call that a graph might be capturing
     backends: tuple[Backend, ...] = (shared, torch_distributed)
     if member.collectives != "auto":
         backends = tuple(backend for backend in backends if backend.name == member.collectives)
     refusal = capture_refusal(backends, member.device, member.size)
-    return Group(member.rank, member.size, Dispatcher(backends, member.size), refusal)
+    peers = Peers(segment, member.rank, member.timeout_s)
+    dispatcher = Dispatcher(backends, member.size, watch=peers.own)
+    return Group(member.rank, member.size, dispatcher, refusal, peers)
 
 
 def _take_gpu(member: GroupMember) -> None:

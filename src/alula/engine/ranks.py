@@ -15,7 +15,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from alula.comm.environment_plan import EnvironmentPlan, compare_proofs
+from alula.comm.faults import SILENT, likely_cause
 from alula.comm.segment import Segment, create_segment_file
+from alula.comm.watch import Watch
 from alula.core.errors import RankFailure
 from alula.engine.channel import ChannelClosed, Kind
 from alula.engine.rank_messages import Start, decode, encode
@@ -30,7 +32,7 @@ class RankPool:
     """`size` ranks, each with the worker that `entry` ("module:function") made from (payload, group).
 
     Start-up returns when every rank has proven its environment and made its worker, and raises like `call` where one
-    did not. `timeout_s` limits the silence of ranks in a call, and the wait in a collective.
+    did not. `timeout_s` limits the silence of ranks, and their waits for each other (comm/patience.py).
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class RankPool:
         if len(plan.own) != size:
             raise ValueError(f"the environment is planned for {len(plan.own)} ranks and the pool has {size}")
         self._timeout_s = timeout_s
+        self._watch: Watch | None = None
         self._lock = threading.Lock()
         self._unusable = "it has not started"
         self._collector: Collector | None = None  # exactly while the pool can be used
@@ -99,16 +102,16 @@ class RankPool:
     def _start(self, entry: str, payload: bytes, plan: EnvironmentPlan) -> None:
         segment_fd = create_segment_file(len(plan.own))
         try:
-            segment = Segment(segment_fd)
+            self._watch = watch = Watch(Segment(segment_fd))
             self._processes.start(plan, segment_fd)
         finally:
             os.close(segment_fd)
-        collector = Collector(self._processes.handles, segment.progress)
+        collector = Collector(self._processes.handles, watch, self._timeout_s)
         for handle in self._processes.handles:
             start = Start(handle.rank, entry, payload, plan, segment_fd, self._timeout_s)
             self._send(handle.rank, Kind.START, encode(start), START_TIMEOUT_S, "starting")
         for _ in ("the environment as the process found it", "and again once the worker is made"):
-            replies = collector.collect(START_TIMEOUT_S, "starting")
+            replies = collector.collect("starting")
             replies.raise_failure()
             compare_proofs([decode(replies.bodies[handle.rank]) for handle in self._processes.handles])
         self._collector = collector
@@ -122,8 +125,7 @@ class RankPool:
             try:
                 for rank, kind in enumerate(kinds):
                     self._send(rank, kind, body, self._timeout_s, doing)
-                # A rank that waits in a collective gives up first, and can name the one that it waits for.
-                replies = collector.collect(self._timeout_s + 1.0, doing)
+                replies = collector.collect(doing)
                 if replies.failures and not replies.unanimous():
                     replies.raise_failure()
             except BaseException as error:  # an interrupt too: answers under way would be taken for later ones
@@ -137,9 +139,12 @@ class RankPool:
         try:
             handle.channel.send(kind, body, time.monotonic() + timeout_s)
         except ChannelClosed:
-            raise handle.lost(doing) from None
+            assert self._watch is not None  # made before the processes
+            raise handle.lost(doing, self._watch) from None
         except TimeoutError:
-            raise RankFailure(f"rank {rank} does not read its commands while {doing}", rank) from None
+            raise RankFailure(
+                f"rank {rank} does not read its commands while {doing}. Likely cause: {likely_cause(SILENT)}", rank
+            ) from None
 
     def _end(self, reason: str) -> None:
         if self._collector is not None:

@@ -5,7 +5,7 @@ R rows, S sampled rows, H hidden, F features, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,7 +43,7 @@ class TargetRows:
 
 class TargetRunner:
     """One target over one cache. boundaries: which features the head reads; empty with `final_feature` for the
-    hidden state after the final norm."""
+    hidden state after the final norm. settle: before the host reads what came of a forward."""
 
     def __init__(
         self,
@@ -51,8 +51,10 @@ class TargetRunner:
         geometry: Geometry,
         boundaries: tuple[int, ...],
         final_feature: bool,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         self._target = target
+        self._settle = settle
         self._geometry = geometry
         self._boundaries = boundaries
         self._final_feature = final_feature
@@ -117,6 +119,7 @@ class TargetRunner:
         sampled, first_sampled = _sampled_rows(parts)
         logits_SV = self._target.logits(_pick(output.hidden_RH, sampled), "verify") if sampled else None
         features_RF = output.hidden_RH if wants_features and self._final_feature else output.features_RF
+        self._settle()
         return TargetRows(
             features_RF=None if features_RF is None else features_RF[: len(ids)],
             logits_SV=logits_SV,
