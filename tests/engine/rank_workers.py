@@ -50,6 +50,44 @@ class RankWorker:
             self._group.all_reduce(torch.ones(1), "verify")
         return "done"
 
+    def alone_for(self, seconds: float) -> str:
+        """Nobody waits for anybody."""
+        time.sleep(seconds)
+        self._group.all_reduce(torch.ones(1), "verify")
+        return "done"
+
+    def one_is_late(self, seconds: float) -> str:
+        if self._last:
+            time.sleep(seconds)
+        self._group.all_reduce(torch.ones(1), "verify")
+        return "done"
+
+    def one_stops(self, op: str) -> None:
+        """Stops the last rank in the middle of collectives through the backend that a run would take."""
+        for _ in range(3):
+            self._group.all_reduce(torch.ones(8), "extend")
+        if self._last:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        getattr(self._group, op)(torch.ones(4), phase="draft")
+
+    def one_loops(self) -> None:
+        self._group.all_reduce(torch.ones(1), "draft")
+        while self._last:
+            pass
+        self._group.all_reduce(torch.ones(1), "verify")
+
+    def one_leaves(self) -> None:
+        """Different decisions: the last rank has nothing to sum."""
+        if not self._last:
+            self._group.all_reduce(torch.ones(1), "verify")
+
+    def one_differs(self) -> None:
+        self._group.all_reduce(torch.ones(2 if self._last else 1), "verify")
+
+    def collectives(self) -> None:
+        while True:
+            self._group.all_reduce(torch.ones(1000), "verify")
+
     def wait_in_collective(self) -> None:
         if self._last:
             time.sleep(600)

@@ -14,7 +14,18 @@ from rich.table import Table
 from alula.core.dispatch_paths import Collectives, Path, late_ranks, paths_of
 from alula.core.records import DECODE, VERIFY, PathDifference
 
-COLUMNS = ("operation", "phase", "decode: bytes", "through", "times", "us", "verify: bytes", "through", "times", "us")
+COLUMNS = (
+    "operation",
+    "phase",
+    "decode: bytes",
+    "through",
+    "times",
+    "us",
+    "verify: bytes",
+    "through",
+    "times",
+    "us",
+)
 _ABSENT = "-"
 
 
@@ -43,7 +54,9 @@ def path_rows(collectives: Collectives) -> list[tuple[str, ...]]:
 
 
 def path_table(collectives: Collectives) -> Table:
-    result = Table(title="Collectives, by what the target or the head did", title_justify="left", title_style="bold")
+    result = Table(
+        title="Collectives, by what the target or the head did", title_justify="left", title_style="bold"
+    )
     for column in COLUMNS:
         number = "bytes" in column or column in ("times", "us")
         result.add_column(column, justify="right" if number else "left")
@@ -60,8 +73,8 @@ def collective_sentences(collectives: Collectives) -> list[str]:
     for rank in late_ranks(collectives.waits):
         shares = ", ".join(f"rank {wait.rank} {wait.share:.0%}" for wait in collectives.waits)
         said.append(
-            f"The other ranks wait for rank {rank}: of their cycles they spent in waits {shares}. See what else runs on "
-            "its cores or its GPU, and its clocks."
+            f"The other ranks wait for rank {rank}: of their cycles they spent in waits {shares}. See what else runs "
+            "on its cores or its GPU, and its clocks."
         )
     return said
 

@@ -78,7 +78,8 @@ def bench(
             workload = replace(workload, drafting=described.draft is not None)
             with output.progress("prompts", len(chosen)) as advance:
                 measurement = measure(llm, workload, advance)
-            collectives = None if measurement.fault else llm.collectives()
+            whole = measurement.stopped in (None, "budget")  # else its ranks may be gone
+            collectives = llm.collectives() if whole else None
             _report(output, described, workload, measurement, collectives, html)
 
 

@@ -25,7 +25,7 @@ START_SILENCE_S, START_PATIENCE_S = 60.0, 600.0
 ABSENT_S = 600.0
 LIBRARY_WAIT_S = 60.0
 LOOK_S = 0.05  # the looks of a wait are at least this far apart,
-LONGEST_STEP_S = 1.0  # and count for no more than this
+LONGEST_STEP_S = 0.5  # and count for no more than this
 # Of a deadline: how long the others must have waited too before nobody is said to compute.
 _WAITING_SHARE = 0.5
 
