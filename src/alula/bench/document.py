@@ -33,6 +33,11 @@ def document(
     collectives: Collectives | None = None,
 ) -> dict[str, Any]:
     """The keys of schema 1 in its order, then provenance and detail. collectives: None on a single rank."""
+    told = None if collectives is None else as_document(collectives)
+    return {**_figures(run, figures), **_circumstances(run, workload, measurement), "collectives": told}
+
+
+def _figures(run: RunRecord, figures: Figures) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": run.model,
@@ -53,6 +58,11 @@ def document(
         "speculation": _speculation(run, figures),
         "forced_tokens_per_cycle": figures.forced_tokens_per_cycle,
         "speedup_per_prompt": msgspec.to_builtins(figures.speedup_spread),
+    }
+
+
+def _circumstances(run: RunRecord, workload: Workload, measurement: Measurement) -> dict[str, Any]:
+    return {
         "exact": run.exact,
         "draft_placement": run.draft_placement,
         "sampling": msgspec.to_builtins(workload.sampling),
@@ -63,7 +73,6 @@ def document(
         "stopped": measurement.stopped,
         "prompts_asked": len(workload.prompts),
         "skipped": msgspec.to_builtins(measurement.skipped),
-        "collectives": None if collectives is None else as_document(collectives),
         "facts": run.facts,
         "provenance": provenance(),
         "per_prompt": [_per_prompt(entry) for entry in measurement.runs],

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from alula.bench.prompts import Prompt
     from alula.core.dispatch_paths import Collectives
     from alula.core.records import RunRecord
+    from alula.engine.llm import LLM
     from alula.models.source import ModelSource
 
 # Of a shape, where --limit and --prompt-tokens are not given.
@@ -78,9 +79,12 @@ def bench(
             workload = replace(workload, drafting=described.draft is not None)
             with output.progress("prompts", len(chosen)) as advance:
                 measurement = measure(llm, workload, advance)
-            whole = measurement.stopped in (None, "budget")  # else its ranks may be gone
-            collectives = llm.collectives() if whole else None
-            _report(output, described, workload, measurement, collectives, html)
+            _report(output, described, workload, measurement, _collectives(llm, measurement), html)
+
+
+def _collectives(llm: LLM, measurement: Measurement) -> Collectives | None:
+    """What became of the collectives; None on a single rank, and where the run was cut short and ranks may be gone."""
+    return llm.collectives() if measurement.stopped in (None, "budget") else None
 
 
 def _target(model: str | None, shape: str | None) -> str | ModelSource:

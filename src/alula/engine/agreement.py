@@ -28,14 +28,19 @@ def agreed_minimum(group: Group, count: int) -> int:
     return int(counts.min())
 
 
-def check_bits(group: Group, cycle: int, logits_RV: Tensor) -> None:
-    """Every PERIOD cycles: raises RankFailure where the ranks hold different logits. Waits for the device then."""
+def check_bits(group: Group, cycle: int, logits_RV: Tensor, hidden_RH: Tensor | None = None) -> None:
+    """Every PERIOD cycles: raises RankFailure where the ranks hold different logits or hidden states. Waits for the
+    device then.
+
+    hidden_RH: what sums over the ranks gave, where it is at hand. Logits alone do not show a wrong sum: each rank
+    computes a part of the vocabulary, and all are given the same parts.
+    """
     if group.size == 1 or cycle % PERIOD:
         return
     settle(group, logits_RV.device, "verify")
-    digests = group.digests(logits_RV)
-    if len(set(digests)) > 1:
-        raise _disagreement(group, cycle, digests)
+    for what, values in (("logits", logits_RV), ("hidden states", hidden_RH)):
+        if values is not None and len(set(digests := group.digests(values))) > 1:
+            raise _disagreement(group, cycle, what, digests)
 
 
 def odd_ranks(digests: Sequence[int]) -> tuple[int, ...]:
@@ -46,12 +51,12 @@ def odd_ranks(digests: Sequence[int]) -> tuple[int, ...]:
     return tuple(rank for rank, own in enumerate(digests) if own != digest)
 
 
-def _disagreement(group: Group, cycle: int, digests: Sequence[int]) -> RankFailure:
+def _disagreement(group: Group, cycle: int, what: str, digests: Sequence[int]) -> RankFailure:
     odd = odd_ranks(digests)
     who = f"{name_ranks(odd)} against the others" if odd else "no majority says which one is wrong"
     why = "" if group.peers is None else f" {explained(group.peers.watch, BITS, odd or range(group.size))}"
     return RankFailure(
-        f"cycle {cycle}, phase verify: the ranks hold different logits ({who}); a collective gave them different "
+        f"cycle {cycle}: the ranks hold different {what} in phase verify ({who}); a collective gave them different "
         f"sums.{why}",
         rank=odd[0] if odd else None,
     )

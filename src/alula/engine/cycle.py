@@ -264,7 +264,7 @@ class Cycle:
     def _agree(self, state: CycleState) -> None:
         """All ranks hold the same bits (instead of one deciding and telling the others)."""
         if state.rows is not None and state.rows.logits_SV is not None:
-            check_bits(self._engine.group, self._index, state.rows.logits_SV)
+            check_bits(self._engine.group, self._index, state.rows.logits_SV, state.rows.hidden_RH)
 
     def _settle(self) -> None:
         """Before the host reads what collectives wrote: with the ranks' deadline."""

@@ -147,7 +147,10 @@ class DeviceCycle:
                 key, work, over=batch > graphs.batches[-1], quiet=lambda: self.state.dummies(batch)
             )
             if key.phase == "verify":
-                check_bits(self._engine.group, self._num_decoded, result[: len(parts) * width])
+                rows = slice(0, len(parts) * width)
+                read = variant.features == FEATURES_READ
+                features_RF = self.state.buffers(batch, width).features_RF[rows] if read else None
+                check_bits(self._engine.group, self._num_decoded, result[rows], features_RF)
                 self._num_decoded += 1
             if key.phase == "verify" and variant.host:
                 flight.clock.enter("accept")

@@ -29,7 +29,8 @@ def no_graphs(refusal: str | None) -> PhaseOutcome:
 
 @dataclass(frozen=True)
 class TargetRows:
-    """features_RF: one row for each row of every part, in order (None without a head).
+    """features_RF: one row for each row of every part, in order (None without a head). hidden_RH: likewise, after the
+    final norm (None where nobody ran the target).
 
     logits_SV: one row for each sampled row. first_sampled: for each part, its first row in logits_SV, or None.
     broken: parts, sampled or not, whose hidden states hold NaN or infinity.
@@ -39,6 +40,7 @@ class TargetRows:
     logits_SV: Tensor | None
     first_sampled: tuple[int | None, ...]
     broken: frozenset[int]
+    hidden_RH: Tensor | None = None
 
 
 class TargetRunner:
@@ -125,6 +127,7 @@ class TargetRunner:
             logits_SV=logits_SV,
             first_sampled=first_sampled,
             broken=_broken_parts(parts, check_rows(output.hidden_RH[: len(ids)])),
+            hidden_RH=output.hidden_RH[: len(ids)],
         )
 
     def _clear(self, part: Scheduled) -> None:
@@ -151,11 +154,13 @@ def _joined(pieces: Sequence[TargetRows]) -> TargetRows:
         firsts += [None if first is None else sampled_before + first for first in piece.first_sampled]
         logits += [] if piece.logits_SV is None else [piece.logits_SV]
     features = [piece.features_RF for piece in pieces if piece.features_RF is not None]
+    hidden = [piece.hidden_RH for piece in pieces if piece.hidden_RH is not None]
     return TargetRows(
         features_RF=torch.cat(features) if features else None,
         logits_SV=torch.cat(logits) if logits else None,
         first_sampled=tuple(firsts),
         broken=frozenset(broken),
+        hidden_RH=torch.cat(hidden) if hidden else None,
     )
 
 
