@@ -26,7 +26,7 @@ class Mark:
         else:
             self._host_s = time.perf_counter()
 
-    def wait(self, peers: Peers | None, phase: str) -> None:
+    def wait(self, peers: Peers | None = None, phase: str = "other") -> None:
         """Returns when the device has come here; RankFailure where other ranks keep it from that."""
         if self._event is not None:
             wait_for(self._event, peers, phase)
@@ -72,8 +72,8 @@ class FlightClock:
         """For each phase in turn: where the device stands still, the message can say in which."""
         assert self.end is not None
         if self._peers is None:
-            self.end.wait(None, "")
+            self.end.wait()
             return
         for (phase, _), after in zip(self._marks, [*(mark for _, mark in self._marks[1:]), self.end], strict=True):
             after.wait(self._peers, phase)
-        self.end.wait(self._peers, "other")
+        self.end.wait(self._peers)
