@@ -62,19 +62,24 @@ class RankWorker:
         self._group.all_reduce(torch.ones(1), "verify")
         return "done"
 
-    def one_stops(self, op: str) -> None:
-        """Stops the last rank in the middle of collectives through the backend that a run would take."""
+    def one_stops(self) -> None:
         for _ in range(3):
             self._group.all_reduce(torch.ones(8), "extend")
         if self._last:
             os.kill(os.getpid(), signal.SIGSTOP)
-        getattr(self._group, op)(torch.ones(4), phase="draft")
+        self._group.all_reduce(torch.ones(4), "draft")
 
     def one_loops(self) -> None:
         self._group.all_reduce(torch.ones(1), "draft")
         while self._last:
             pass
         self._group.all_reduce(torch.ones(1), "verify")
+
+    def one_never_answers(self) -> None:
+        """Nobody waits for the last rank but the engine."""
+        self._group.all_reduce(torch.ones(1), "emit")
+        if self._last:
+            time.sleep(600)
 
     def one_leaves(self) -> None:
         """Different decisions: the last rank has nothing to sum."""

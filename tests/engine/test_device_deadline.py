@@ -170,9 +170,9 @@ def test_a_rank_that_is_stopped_between_replays_ends_the_run(named: int) -> None
         parallel=ParallelConfig(tp=2, share_gpus=True, rank_deadline_s=deadline_s),
         speculation=SpeculationConfig(speculate="always"),
     )
-    head = tiny_models.head("eight_heads", "bigram")
+    head = tiny_models.head("group4_llama3", "bigram")
     sampling = SamplingParams(max_tokens=400, ignore_eos=True)
-    with LLM(str(tiny_models.checkpoint("eight_heads")), draft=str(head), config=config) as llm:
+    with LLM(str(tiny_models.checkpoint("group4_llama3")), draft=str(head), config=config) as llm:
         processes = llm._backend._pool.process_ids()  # type: ignore[attr-defined]
         stream = llm.stream(tiny_models.random_ids(20), sampling)
         for _ in range(10):

@@ -31,10 +31,10 @@ def make_pool(
     entry: str = "rank_workers:build",
     payload: Any = None,
     base: dict[str, str] | None = None,
+    collectives: str = "auto",
 ) -> RankPool:
-    plan = plan_environment(
-        ParallelConfig(tp=size, rank_deadline_s=timeout_s), "cpu", {**os.environ, **(base or {})}
-    )
+    parallel = ParallelConfig(tp=size, rank_deadline_s=timeout_s, collectives=collectives)
+    plan = plan_environment(parallel, "cpu", {**os.environ, **(base or {})})
     return RankPool(entry, size, payload, plan, timeout_s)
 
 
@@ -165,13 +165,21 @@ def test_only_silence_is_limited() -> None:
     says(found, "Rank 0 was last seen in phase verify; its last calls:", "--rank-deadline")
 
 
-@pytest.mark.parametrize("op", ["all_reduce", "all_gather"])
-def test_a_rank_that_is_stopped_in_a_collective(op: str) -> None:
-    with make_pool(3, timeout_s=1.0) as pool:
-        found = ends(pool, ("one_stops", op), 1.0)
+@pytest.mark.parametrize("collectives", ["shared_memory", "torch_distributed"])
+def test_a_rank_that_is_stopped_in_a_collective(collectives: str) -> None:
+    """The others report it where they can see heartbeats while they wait; else the engine does."""
+    with make_pool(3, timeout_s=1.0, collectives=collectives) as pool:
+        found = ends(pool, ("one_stops",), 1.0)
     assert found.rank == 2
     says(found, "rank 2 did not", "no heartbeat for 1", "Rank 2 was last seen in phase extend", "SIGSTOP")
-    says(found, "its last calls: all_reduce of 32 bytes of float32 through shared_memory")
+    says(found, f"its last calls: all_reduce of 32 bytes of float32 through {collectives}")
+
+
+def test_a_rank_that_does_not_answer_after_the_others_have() -> None:
+    with make_pool(timeout_s=1.0) as pool:
+        found = ends(pool, ("one_never_answers",), 5.0)
+    assert found.rank == 1
+    says(found, "rank 1 did not answer while running tuple (it has a heartbeat, but is behind", "in phase emit")
 
 
 def test_a_rank_that_hangs_in_a_loop() -> None:
