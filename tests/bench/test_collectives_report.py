@@ -21,7 +21,8 @@ def told(*shares: float) -> Collectives:
         record("decode", 1024, "one_shot", measured_us=9.25),
         record("decode", 1024, "one_shot", captured=True, num_calls=1, num_replays=96, measured_us=9.25),
         record("verify", 4096, "nccl", refused=(Refusal(backend="one_shot", reason=REASON),)),
-        record("verify", 1024, "one_shot", phase="draft"),
+        record("verify", 1024, "one_shot", phase="draft", measured_us=9.25),
+        record("verify", 2048, "one_shot", phase="draft", measured_us=11.0),
         record("prefill", 1 << 16, "nccl"),
         record("verify", 8192, "nccl", captured=True, num_calls=1),  # a graph that was never replayed
     )
@@ -32,7 +33,7 @@ def told(*shares: float) -> Collectives:
 def test_decode_stands_beside_verify() -> None:
     rows = path_rows(told())
     assert rows == [
-        ("all_reduce", "draft", "-", "-", "-", "-", "1024", "one_shot", "4", "-"),
+        ("all_reduce", "draft", "-", "-", "-", "-", "1024-2048", "one_shot", "8", "9.2-11.0"),
         ("all_reduce", "verify", "1024", "one_shot", "100", "9.2", "4096", "nccl", "4", "-"),
     ]
     assert all(len(row) == len(COLUMNS) for row in rows)
@@ -51,6 +52,6 @@ def test_a_sentence_for_each_difference_and_one_for_a_late_rank() -> None:
 def test_the_document_lists_every_path() -> None:
     document = as_document(told(0.1, 0.1))
     assert {path["work"] for path in document["paths"]} == {"decode", "verify"}
-    assert len(document["paths"]) == 5
+    assert len(document["paths"]) == 6
     assert document["differences"][0]["verify_because"] == REASON
     assert [wait["rank"] for wait in document["waits"]] == [0, 1]

@@ -44,7 +44,7 @@ def as_document(collectives: Collectives) -> dict[str, Any]:
 
 
 def path_rows(collectives: Collectives) -> list[tuple[str, ...]]:
-    """A line for each operation, phase and backends; decode's sizes in a line beside verify's in order of size."""
+    """For each operation and phase, a line for each backend that decode or verify took, in order of size."""
     decode, verify = (_by_place(paths_of(collectives.dispatched, work)) for work in (DECODE, VERIFY))
     rows: list[tuple[str, ...]] = []
     for place in sorted({*decode, *verify}):
@@ -91,23 +91,29 @@ def _sizes(sizes: Sequence[int]) -> str:
     return ", ".join(map(str, sizes))
 
 
-def _by_place(paths: Iterable[Path]) -> dict[tuple[str, str], list[Path]]:
-    """What ran, by (operation, phase); the same path captured and not is one."""
-    found: dict[tuple[str, str], dict[tuple[int, str], Path]] = {}
-    for path in paths:
+def _by_place(paths: Iterable[Path]) -> dict[tuple[str, str], list[list[Path]]]:
+    """What ran, by (operation, phase): the paths of each backend."""
+    found: dict[tuple[str, str], dict[str, list[Path]]] = {}
+    for path in paths:  # sizes rise
         if path.times:
-            place = found.setdefault((path.op, path.phase), {})
-            known = place.get((path.num_bytes, path.backend))
-            times = path.times + (known.times if known else 0)
-            place[path.num_bytes, path.backend] = msgspec.structs.replace(path, times=times)
-    return {place: list(by_size.values()) for place, by_size in found.items()}
+            found.setdefault((path.op, path.phase), {}).setdefault(path.backend, []).append(path)
+    return {place: list(by_backend.values()) for place, by_backend in found.items()}
 
 
-def _cells(path: Path | None) -> tuple[str, str, str, str]:
-    if path is None:
+def _cells(paths: list[Path] | None) -> tuple[str, str, str, str]:
+    """Sizes, backend, how often, and microseconds by the measured table, of one backend."""
+    if paths is None:
         return _ABSENT, _ABSENT, _ABSENT, _ABSENT
-    measured = _ABSENT if path.measured_us is None else f"{path.measured_us:.1f}"
-    return str(path.num_bytes), path.backend, str(path.times), measured
+    sizes = [str(path.num_bytes) for path in paths]
+    times_us = [f"{path.measured_us:.1f}" for path in paths if path.measured_us is not None]
+    return _span(sizes), paths[0].backend, str(sum(path.times for path in paths)), _span(times_us)
+
+
+def _span(rising: list[str]) -> str:
+    """The first and the last, or the one, or none."""
+    if not rising:
+        return _ABSENT
+    return rising[0] if rising[0] == rising[-1] else f"{rising[0]}-{rising[-1]}"
 
 
 def _untagged(record: msgspec.Struct) -> dict[str, Any]:

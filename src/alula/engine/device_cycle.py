@@ -105,6 +105,7 @@ class DeviceCycle:
         self._engine.group.work_on(_work_of(width))
         for key, work in self._phases_of(batch, width, variant):
             self.graphs.run(key, work, quiet=lambda: self.state.dummies(batch))
+        self._engine.group.work_on("")
 
     def _phases_of(self, batch: int, width: int, variant: Variant) -> list[tuple[GraphKey, Callable[[], Any]]]:
         found: list[tuple[GraphKey, Callable[[], Any]]] = []
@@ -200,7 +201,8 @@ class DeviceCycle:
                 seat.chain_ready, seat.kept_from = True, None
 
     def read_most_kept(self, request: Request) -> int:
-        """Reads all kept features but the last row's, which begins the next chain -> how many."""
+        """Reads all kept features but the last row's, which begins the next chain -> how many. Before a plain cycle."""
+        self._engine.group.work_on(DECODE)
         seat = self._scheduler.seat(request)
         count = self._read_kept(request, request.num_kv - 1, False, Variant())
         seat.kept_from = request.num_kv - 1
