@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from alula.core.config import EngineConfig
+from alula.core.dispatch_paths import Collectives
 from alula.core.errors import ModelNotFound, PromptTooLong, RankFailure
 from alula.core.records import CycleRecord, PhaseOutcome, RequestCycle, RunRecord
 from alula.core.sampling import SamplingParams
@@ -67,6 +68,7 @@ class FakeLLM:
     closed: list[FakeLLM] = []  # noqa: RUF012  # every instance that was closed; tests read it
     # What a GPU would say of itself, and how phases ran there (draft and extend in drafted cycles); tests set them.
     device = "cpu"
+    ranked: Collectives | None = None  # what several ranks would tell
     facts: dict[str, Any] = {"linear": "reference"}  # noqa: RUF012
     outcomes: dict[str, PhaseOutcome] = {}  # noqa: RUF012
 
@@ -97,6 +99,9 @@ class FakeLLM:
 
     def close(self) -> None:
         FakeLLM.closed.append(self)
+
+    def collectives(self) -> Collectives | None:
+        return self.ranked
 
     def describe(self) -> RunRecord:
         return RunRecord(

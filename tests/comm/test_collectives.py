@@ -27,7 +27,7 @@ OVER_A_SLOT: list[Step] = [
 
 
 def make_pool(size: int, collectives: str = "auto") -> RankPool:
-    parallel = ParallelConfig(tp=size, collectives=collectives, timeout_s=TIMEOUT_S)
+    parallel = ParallelConfig(tp=size, collectives=collectives, rank_deadline_s=TIMEOUT_S)
     plan = plan_environment(parallel, "cpu", os.environ)
     return RankPool("collective_workers:build", size, None, plan, TIMEOUT_S)
 

@@ -17,6 +17,7 @@ from alula.comm.group import Group, single_group
 from alula.comm.join import GroupMember, join_group
 from alula.comm.process_groups import ProcessGroups
 from alula.comm.segment import Segment, create_segment_file
+from alula.comm.watch import RankWatch, Watch
 from alula.core.errors import InvalidOption
 from alula.core.records import Refusal
 
@@ -94,6 +95,56 @@ def test_a_distinct_call_is_decided_once_and_counted() -> None:
         ("draft", 16, "small", 1),
     ]
     assert records[0].refused == (Refusal(backend="small", reason="400 bytes exceed 64"),)
+
+
+def watched(rank: int = 1) -> tuple[RankWatch, Watch]:
+    segment = Segment(create_segment_file(2, 64))
+    return RankWatch(segment, rank), Watch(segment)
+
+
+def test_every_call_is_noted_before_it_is_made_with_what_it_is_for() -> None:
+    own, watch = watched()
+    seen: list[tuple[str, ...]] = []
+
+    class Asking(UpTo):
+        def all_reduce(self, x: Tensor) -> Tensor:
+            seen.append(watch.last_calls(1))
+            return x
+
+    group = Group(1, 2, Dispatcher((Asking("asking", 1 << 30),), 2, watch=own))
+    group.work_on("decode")
+    group.all_reduce(torch.zeros(4), "verify")
+    group.work_on("verify")
+    group.all_reduce(torch.zeros(16), "verify")
+    group.all_reduce(torch.zeros(4), "draft")
+    first = "all_reduce of 16 bytes of float32 through asking (decode)"
+    assert seen[0] == (first,) and seen[1] == (first, "all_reduce of 64 bytes of float32 through asking (verify)")
+    assert watch.phase(1) == "draft" and watch.calls(1) == 3
+    assert [(record.work, record.phase) for record in group.dispatch_records()] == [
+        ("decode", "verify"),
+        ("verify", "verify"),
+        ("verify", "draft"),
+    ]
+
+
+def test_replays_are_counted_and_noted_with_what_the_graph_holds() -> None:
+    own, watch = watched()
+    dispatcher = Dispatcher((UpTo("any", 1 << 30),), 2, capturing=lambda x: x.numel() > 8, watch=own)
+    group = Group(1, 2, dispatcher)
+    with group.recording("verify", "the graph of verify, batch 1") as recording:
+        group.all_reduce(torch.zeros(16), "verify")
+        group.all_reduce(torch.zeros(16), "verify")
+    for _ in range(5):
+        recording.replayed()
+    text = "replay of the graph of verify, batch 1 with 2 calls, the last all_reduce of 64 bytes of float32 through any"
+    assert watch.last_calls(1)[-1] == f"{text}, captured"
+    assert watch.phase(1) == "verify"
+    (record,) = group.dispatch_records()
+    assert (record.captured, record.num_calls, record.num_replays) == (True, 2, 10)
+    with pytest.raises(RuntimeError, match="refused"), group.recording("draft", "another"):
+        group.all_reduce(torch.zeros(32), "draft")
+        raise RuntimeError("refused")
+    assert len(group.dispatch_records()) == 1
 
 
 def test_a_call_is_described_by_what_all_ranks_share() -> None:

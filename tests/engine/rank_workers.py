@@ -54,6 +54,49 @@ class RankWorker:
             self._group.all_reduce(torch.ones(1), "verify")
         return "done"
 
+    def alone_for(self, seconds: float) -> str:
+        """Nobody waits for anybody."""
+        time.sleep(seconds)
+        self._group.all_reduce(torch.ones(1), "verify")
+        return "done"
+
+    def one_is_late(self, seconds: float) -> str:
+        if self._last:
+            time.sleep(seconds)
+        self._group.all_reduce(torch.ones(1), "verify")
+        return "done"
+
+    def one_stops(self) -> None:
+        for _ in range(3):
+            self._group.all_reduce(torch.ones(8), "extend")
+        if self._last:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        self._group.all_reduce(torch.ones(4), "draft")
+
+    def one_loops(self) -> None:
+        self._group.all_reduce(torch.ones(1), "draft")
+        while self._last:
+            pass
+        self._group.all_reduce(torch.ones(1), "verify")
+
+    def one_never_answers(self) -> None:
+        """Nobody waits for the last rank but the engine."""
+        self._group.all_reduce(torch.ones(1), "emit")
+        if self._last:
+            time.sleep(600)
+
+    def one_leaves(self) -> None:
+        """Different decisions: the last rank has nothing to sum."""
+        if not self._last:
+            self._group.all_reduce(torch.ones(1), "verify")
+
+    def one_differs(self) -> None:
+        self._group.all_reduce(torch.ones(2 if self._last else 1), "verify")
+
+    def collectives(self) -> None:
+        while True:
+            self._group.all_reduce(torch.ones(1000), "verify")
+
     def wait_in_collective(self) -> None:
         if self._last:
             time.sleep(600)

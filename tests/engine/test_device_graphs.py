@@ -13,6 +13,7 @@ import torch
 from device_engines import Told, run
 
 import tiny_models
+from alula.comm.dispatch import Recording
 from alula.comm.group import single_group
 from alula.core.config import EngineConfig, GraphConfig, SpeculationConfig
 from alula.core.sampling import SamplingParams
@@ -103,6 +104,31 @@ class Work:
 
 def on_cuda(**config: Any) -> GraphRunner:
     return GraphRunner(GraphConfig(**config), torch.device("cuda"))
+
+
+def test_replays_are_told_to_the_recording_of_the_capture(cuda: FakeCuda) -> None:
+    told: list[tuple[str, str]] = []
+    recordings: list[Recording] = []
+    settled: list[int] = []
+
+    @contextmanager
+    def recording(phase: str, name: str) -> Iterator[Recording]:
+        assert not cuda.capturing
+        told.append((phase, name))
+        recordings.append(Recording())
+        yield recordings[-1]
+        assert not cuda.capturing
+
+    runner = GraphRunner(
+        GraphConfig(), torch.device("cuda"), settle=lambda: settled.append(work.runs), recording=recording
+    )
+    work = Work()
+    runner.prepare(KEY, work)
+    for _ in range(3):
+        runner.run(KEY, work)
+    assert told == [("verify", "the graph of verify, batch 2, width 4")]
+    assert [one.num_replays for one in recordings] == [3] == [cuda.replays]
+    assert settled == [1]  # after the run that comes before the capture, and before CUDA is waited for
 
 
 def test_a_phase_is_captured_once_and_replayed(cuda: FakeCuda) -> None:

@@ -72,7 +72,7 @@ def spec_of(family: str, tp: int, head: Path | None, draft: str = "auto") -> Eng
         page_tokens=4,
         max_batch=8,
         context_tokens=256,
-        parallel=ParallelConfig(tp=tp, draft=draft, timeout_s=TIMEOUT_S),
+        parallel=ParallelConfig(tp=tp, draft=draft, rank_deadline_s=TIMEOUT_S),
         speculation=SpeculationConfig(speculate="always"),
     )
     return EngineSpec(source=resolve_source(str(tiny_models.checkpoint(family))), head=head, config=config)

@@ -55,7 +55,7 @@ def config(**parallel: Any) -> EngineConfig:
         page_tokens=4,
         max_batch=8,
         context_tokens=256,
-        parallel=ParallelConfig(**{"timeout_s": TIMEOUT_S, **parallel}),
+        parallel=ParallelConfig(**{"rank_deadline_s": TIMEOUT_S, **parallel}),
         speculation=SpeculationConfig(speculate="always"),
     )
 
@@ -317,7 +317,7 @@ def real(tp: int) -> LLM:
             threads=1,
             context_tokens=512,
             max_batch=4,
-            parallel=ParallelConfig(tp=tp, timeout_s=TIMEOUT_S),
+            parallel=ParallelConfig(tp=tp, rank_deadline_s=TIMEOUT_S),
             speculation=SpeculationConfig(speculate="always"),
         ),
     )

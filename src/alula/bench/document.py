@@ -15,16 +15,29 @@ from typing import Any
 import msgspec
 
 from alula import __version__
+from alula.bench.collectives_report import as_document
 from alula.bench.compare import Measurement, Workload
 from alula.bench.results import Figures, PromptRun, SideFigures, prompt_speedup
+from alula.core.dispatch_paths import Collectives
 from alula.core.records import RunRecord
 
 SCHEMA = 1
 _PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "gguf", "msgspec")
 
 
-def document(run: RunRecord, workload: Workload, measurement: Measurement, figures: Figures) -> dict[str, Any]:
-    """The keys of schema 1 in its order, then provenance and detail."""
+def document(
+    run: RunRecord,
+    workload: Workload,
+    measurement: Measurement,
+    figures: Figures,
+    collectives: Collectives | None = None,
+) -> dict[str, Any]:
+    """The keys of schema 1 in its order, then provenance and detail. collectives: None on a single rank."""
+    told = None if collectives is None else as_document(collectives)
+    return {**_figures(run, figures), **_circumstances(run, workload, measurement), "collectives": told}
+
+
+def _figures(run: RunRecord, figures: Figures) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": run.model,
@@ -45,6 +58,11 @@ def document(run: RunRecord, workload: Workload, measurement: Measurement, figur
         "speculation": _speculation(run, figures),
         "forced_tokens_per_cycle": figures.forced_tokens_per_cycle,
         "speedup_per_prompt": msgspec.to_builtins(figures.speedup_spread),
+    }
+
+
+def _circumstances(run: RunRecord, workload: Workload, measurement: Measurement) -> dict[str, Any]:
+    return {
         "exact": run.exact,
         "draft_placement": run.draft_placement,
         "sampling": msgspec.to_builtins(workload.sampling),

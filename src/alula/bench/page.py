@@ -9,10 +9,12 @@ import json
 from html import escape
 from typing import Any
 
+from alula.bench.collectives_report import COLUMNS, collective_sentences, path_rows
 from alula.bench.compare import Measurement
 from alula.bench.graph_report import graph_sentences
 from alula.bench.report import number, rows, sentences, title
 from alula.bench.results import Figures, SideFigures
+from alula.core.dispatch_paths import Collectives
 from alula.core.records import PHASES, RunRecord
 
 # Told apart without colour too: the legend repeats the order of the bar, and each part has a tooltip.
@@ -34,8 +36,14 @@ pre { overflow-x: auto; font-size: 13px; }
 """
 
 
-def page(run: RunRecord, figures: Figures, measurement: Measurement, result: dict[str, Any]) -> str:
-    """The page as text; `result` is the JSON document, shown at its end."""
+def page(
+    run: RunRecord,
+    figures: Figures,
+    measurement: Measurement,
+    result: dict[str, Any],
+    collectives: Collectives | None = None,
+) -> str:
+    """The page as text; `result` is the JSON document, shown at its end. collectives: None on a single rank."""
     heading = escape(title(run, figures.num_prompts))
     told = [*sentences(figures, measurement), *graph_sentences(run, figures)]
     said = "".join(f"<p>{escape(sentence)}</p>\n" for sentence in told)
@@ -54,6 +62,7 @@ def page(run: RunRecord, figures: Figures, measurement: Measurement, result: dic
 <h2>Where a cycle's time goes</h2>
 {_bars(figures)}
 {said}
+{_collectives(collectives)}
 <details><summary>All figures as JSON</summary><pre>{escape(json.dumps(result, indent=1, ensure_ascii=False))}</pre>
 </details>
 </body>
@@ -66,6 +75,18 @@ def _table(figures: Figures) -> str:
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows(figures)
     )
     return f"<table>\n<tr><th></th><th>plain</th><th>EAGLE-3</th><th></th></tr>\n{body}</table>"
+
+
+def _collectives(collectives: Collectives | None) -> str:
+    """The paths of collectives as a table, and what there is to say of them."""
+    if collectives is None:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>\n" for line in path_rows(collectives)
+    )
+    said = "".join(f"<p>{escape(sentence)}</p>\n" for sentence in collective_sentences(collectives))
+    return f"<h2>Collectives</h2>\n<table>\n<tr>{head}</tr>\n{body}</table>\n{said}"
 
 
 def _bars(figures: Figures) -> str:

@@ -16,7 +16,9 @@ from alula.core.errors import InvalidOption
 if TYPE_CHECKING:
     from alula.bench.compare import Measurement, Workload
     from alula.bench.prompts import Prompt
+    from alula.core.dispatch_paths import Collectives
     from alula.core.records import RunRecord
+    from alula.engine.llm import LLM
     from alula.models.source import ModelSource
 
 # Of a shape, where --limit and --prompt-tokens are not given.
@@ -77,7 +79,12 @@ def bench(
             workload = replace(workload, drafting=described.draft is not None)
             with output.progress("prompts", len(chosen)) as advance:
                 measurement = measure(llm, workload, advance)
-            _report(output, described, workload, measurement, html)
+            _report(output, described, workload, measurement, _collectives(llm, measurement), html)
+
+
+def _collectives(llm: LLM, measurement: Measurement) -> Collectives | None:
+    """What became of the collectives; None on a single rank, and where the run was cut short and ranks may be gone."""
+    return llm.collectives() if measurement.stopped in (None, "budget") else None
 
 
 def _target(model: str | None, shape: str | None) -> str | ModelSource:
@@ -126,9 +133,15 @@ def _choose(
 
 
 def _report(
-    output: Output, described: RunRecord, workload: Workload, measurement: Measurement, html: Path | None
+    output: Output,
+    described: RunRecord,
+    workload: Workload,
+    measurement: Measurement,
+    collectives: Collectives | None,
+    html: Path | None,
 ) -> None:
     """Everything measured is shown and written, then an error or Ctrl-C that cut it short goes on its way."""
+    from alula.bench.collectives_report import collective_sentences, path_table
     from alula.bench.document import document
     from alula.bench.graph_report import graph_sentences
     from alula.bench.page import page
@@ -136,13 +149,16 @@ def _report(
     from alula.bench.results import summarise
 
     figures = summarise(measurement.runs, described.steps, workload.forced_tokens_per_cycle)
-    output.document = document(described, workload, measurement, figures)
+    output.document = document(described, workload, measurement, figures, collectives)
     if measurement.runs:
         output.human.print(table(described, figures))
         said = [*sentences(figures, measurement), *graph_sentences(described, figures)]
+        if collectives is not None:
+            output.human.print(path_table(collectives))
+            said += collective_sentences(collectives)
         output.human.print("\n".join(said), markup=False, soft_wrap=True)
         if html is not None:
-            write_file(html, page(described, figures, measurement, output.document))
+            write_file(html, page(described, figures, measurement, output.document, collectives))
     if measurement.fault is not None:
         raise measurement.fault
     if measurement.stopped == "interrupted":

@@ -188,6 +188,15 @@ class EngineOptions(CommOptions):
             metavar="NAME",
         ),
     ] = "auto"
+    rank_deadline: Annotated[
+        float,
+        _option(
+            "--rank-deadline",
+            text="A rank that is silent, or that all others wait for, ends the run after that long.",
+            panel=_ENGINE,
+            metavar="SECONDS",
+        ),
+    ] = ParallelConfig().rank_deadline_s
     exact: Annotated[
         bool,
         _option(
@@ -263,7 +272,12 @@ class EngineOptions(CommOptions):
             context_tokens=self.context,
             threads=self.threads,
             seed=self.seed,
-            parallel=self.parallel(tp=self.tp, collectives=self.collectives, draft=self.draft_tp),
+            parallel=self.parallel(
+                tp=self.tp,
+                collectives=self.collectives,
+                draft=self.draft_tp,
+                rank_deadline_s=self.rank_deadline,
+            ),
             speculation=SpeculationConfig(
                 steps=self.steps,
                 speculate=self.speculate,

@@ -14,26 +14,36 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from alula.comm.backends.protocol import Backend
+from alula.comm.backends.protocol import Backend, CountsWaits
 from alula.comm.call import CollectiveCall, describe_call, is_aligned, rows_of
 from alula.comm.rules import NO_RULES, Decision, Rules, choose
+from alula.comm.watch import RankWatch, as_note
 from alula.core.records import DispatchRecord
 
 __all__ = ["Decision", "Dispatcher", "Recording", "choose", "unrecorded"]
 
 
 class Recording:
-    """The collective calls that one graph holds, and how often it was replayed."""
+    """The collective calls that one graph holds, and how often it was replayed. watch: where replays are noted."""
 
-    __slots__ = ("_calls", "num_replays")
+    __slots__ = ("_calls", "_note", "_watch", "num_replays")
 
-    def __init__(self) -> None:
+    def __init__(self, watch: RankWatch | None = None) -> None:
         self._calls: Counter[_Route] = Counter()
+        self._note = b""
+        self._watch = watch
         self.num_replays = 0
 
     def replayed(self) -> None:
-        """To be called at every replay: costs nothing that grows with the number of calls."""
+        """To be called before every replay: costs nothing that grows with the number of calls."""
         self.num_replays += 1
+        if self._watch is not None:
+            self._watch.note(self._note)
+
+    def describe(self, phase: str, name: str) -> None:
+        """Makes what a replay leaves word of: the graph and its last call."""
+        last = f", the last {next(reversed(self._calls)).text}" if self._calls else ""
+        self._note = as_note(phase, f"replay of {name} with {self._calls.total()} calls{last}")
 
     def replays_of(self, route: _Route) -> int:
         """How often replays have run this call."""
@@ -50,7 +60,7 @@ class Recording:
 
 
 @contextmanager
-def unrecorded() -> Iterator[Recording]:
+def unrecorded(phase: str, name: str) -> Iterator[Recording]:
     """Stands for the recording of graphs that hold no collectives."""
     yield Recording()
 
@@ -58,7 +68,7 @@ def unrecorded() -> Iterator[Recording]:
 class _Route:
     """A decided call and how often it was made."""
 
-    __slots__ = ("backend", "call", "decision", "num_calls", "work")
+    __slots__ = ("backend", "call", "decision", "note", "num_calls", "text", "work")
 
     def __init__(self, call: CollectiveCall, work: str, backend: Backend, decision: Decision) -> None:
         self.call = call
@@ -66,6 +76,9 @@ class _Route:
         self.backend = backend
         self.decision = decision
         self.num_calls = 0
+        captured = ", captured" if call.captured else ""
+        self.text = f"{call.op} of {call.num_bytes} bytes of {call.dtype} through {backend.name}{captured}"
+        self.note = as_note(call.phase, self.text + (f" ({work})" if work else ""))
 
     def record(self, num_replays: int) -> DispatchRecord:
         return DispatchRecord(
@@ -96,7 +109,8 @@ _Key = tuple[str, str, torch.dtype, int, int, bool, torch.device, bool, str]
 class Dispatcher:
     """Decides each distinct call once over a fixed list of backends, in order of preference.
 
-    work: what the cycle under way does; ends up in the records of its calls and decides nothing.
+    work: what the cycle under way does; ends up in the records of its calls and decides nothing. watch: where every
+    call is noted before it is made, for the words of a failure.
     """
 
     def __init__(
@@ -105,12 +119,14 @@ class Dispatcher:
         num_ranks: int,
         rules: Rules = NO_RULES,
         capturing: Callable[[Tensor], bool] = is_capturing,
+        watch: RankWatch | None = None,
     ) -> None:
         self.backends = tuple(backends)
         self.work = ""
         self._num_ranks = num_ranks
         self._rules = rules
         self._capturing = capturing
+        self._watch = watch
         self._routes: dict[_Key, _Route] = {}
         self._former: list[_Route] = []  # decided under rules that hold no more
         self._recordings: list[Recording] = []
@@ -138,12 +154,14 @@ class Dispatcher:
         route.num_calls += 1
         if captured and self._recording is not None:
             self._recording.add(route)
+        if self._watch is not None:
+            self._watch.note(route.note)
         return route.backend
 
     @contextmanager
-    def recording(self) -> Iterator[Recording]:
+    def recording(self, phase: str, name: str) -> Iterator[Recording]:
         """Around the capture of one graph: its calls belong to what is yielded. A capture that raises leaves none."""
-        self._recording = recording = Recording()
+        self._recording = recording = Recording(self._watch)
         try:
             yield recording
         except BaseException:
@@ -151,12 +169,18 @@ class Dispatcher:
             raise
         finally:
             self._recording = None
+        recording.describe(phase, name)
         self._recordings.append(recording)
 
     def records(self) -> tuple[DispatchRecord, ...]:
         """One record for each distinct call so far, in the order of first use."""
         routes = (route for route in (*self._former, *self._routes.values()) if route.num_calls)
         return tuple(route.record(sum(r.replays_of(route) for r in self._recordings)) for route in routes)
+
+    def waits(self) -> tuple[int, float]:
+        """(calls, seconds waited for other ranks in them) of the backends that count them."""
+        counted = [backend.waits for backend in self.backends if isinstance(backend, CountsWaits)]
+        return sum(calls for calls, _ in counted), sum(waited_s for _, waited_s in counted)
 
     def close(self) -> None:
         for backend in self.backends:

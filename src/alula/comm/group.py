@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 from alula.comm.backends.apart import NAME as APART
 from alula.comm.backends.apart import Enter
 from alula.comm.backends.protocol import SUM_ONTO, Backend, operations
-from alula.comm.dispatch import Dispatcher
+from alula.comm.dispatch import Dispatcher, Recording, unrecorded
+from alula.comm.patience import Peers
 from alula.comm.rules import Rules
 from alula.core.records import DispatchRecord
 from alula.kernels.reference.fused import Norm, Stream
@@ -39,9 +41,11 @@ class Group:
         dispatcher: Dispatcher,
         capture_refusal: str | None = None,
         order_refusal: str | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
+        self.peers = peers  # None where there are none to wait for
         self.capture_refusal = capture_refusal
         self.order_refusal = order_refusal
         self._dispatcher = dispatcher
@@ -89,8 +93,25 @@ class Group:
 
     def bits_agree(self, x: Tensor) -> bool:
         """Whether every rank holds the same dtype, shape and bits. A collective; copies `x` to the host."""
-        digest = torch.tensor([_digest(x)], dtype=torch.int64, device=x.device)
-        return self.all_gather(digest, "other").unique().numel() == 1
+        return len(set(self.digests(x))) == 1
+
+    def digests(self, x: Tensor) -> list[int]:
+        """Of every rank's `x`, by rank: equal where dtype, shape and bits are. A collective; copies `x` to the host."""
+        digest = torch.tensor([_digest(x)], dtype=torch.int64)  # on the host: no device has to be waited for
+        found: list[int] = self.all_gather(digest, "other").tolist()
+        return found
+
+    def work_on(self, work: str) -> None:
+        """Says what the calls from now on are for: "prefill", "decode", "verify", or "" outside of cycles."""
+        self._dispatcher.work = work
+
+    def recording(self, phase: str, name: str) -> AbstractContextManager[Recording]:
+        """Around the capture of one graph of this name: its calls belong to it, and it tells of its replays."""
+        return unrecorded(phase, name) if self.size == 1 else self._dispatcher.recording(phase, name)
+
+    def waits(self) -> tuple[int, float]:
+        """(calls, seconds) in which this rank waited for others in collectives of the host."""
+        return self._dispatcher.waits()
 
     def dispatch_records(self) -> tuple[DispatchRecord, ...]:
         """One record for each distinct call so far, with its count."""

@@ -18,6 +18,7 @@ from alula.comm.call import CollectiveCall
 from alula.comm.capture import capture_refusal
 from alula.comm.dispatch import Dispatcher
 from alula.comm.group import Group, single_group
+from alula.comm.patience import Peers, longest_wait_s
 from alula.comm.plugins import CommunicatorContext
 from alula.comm.probe import Place, agree, probe
 from alula.comm.process_groups import ProcessGroups
@@ -30,7 +31,8 @@ from alula.core.records import Refusal
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank needs to join its group. `segment_fd` is the descriptor of the block its ranks share.
+    """What one rank needs to join its group. timeout_s: the deadline of a wait for other ranks (comm/patience.py).
+    segment_fd: the descriptor of the block its ranks share.
 
     prove: whether backends are probed before they are used. share_gpus: ranks may share a GPU; nothing is timed then.
     """
@@ -58,12 +60,13 @@ def join_group(member: GroupMember) -> Group:
     context = JoinContext(member)
     if member.tuning.trial:
         backends = build_backends(context.segment, context.plugins)
-        return Group(member.rank, member.size, Dispatcher(backends, member.size))
+        dispatcher = Dispatcher(backends, member.size, watch=context.peers.own)
+        return Group(member.rank, member.size, dispatcher, peers=context.peers)
     backends = _choosable(build_backends(context.segment, context.plugins), member)
     place = context.place(backends)
     backends = tuple(_started(backend, member, place) for backend in backends)
     rules = settle_rules(backends, member, place)
-    return make_group(member, backends, rules, place)
+    return make_group(member, backends, rules, place, context.peers)
 
 
 class JoinContext:
@@ -72,7 +75,8 @@ class JoinContext:
     def __init__(self, member: GroupMember) -> None:
         self.member = member
         self.segment = Segment(member.segment_fd)
-        self.groups = ProcessGroups(self.segment, member.rank, member.timeout_s)
+        self.peers = Peers(self.segment, member.rank, member.timeout_s)
+        self.groups = ProcessGroups(self.segment, member.rank, longest_wait_s(member.timeout_s))
         self.plugins = CommunicatorContext(
             rank=member.rank,
             num_ranks=member.size,
@@ -114,7 +118,7 @@ def settle_rules(backends: Sequence[Backend], member: GroupMember, place: Place)
     return msgspec.structs.replace(rules, families=choose_families(calls, backends, rules))
 
 
-def make_group(member: GroupMember, backends: Sequence[Backend], rules: Rules, place: Place) -> Group:
+def make_group(member: GroupMember, backends: Sequence[Backend], rules: Rules, place: Place, peers: Peers) -> Group:
     """Raises RankFailure where the ranks would choose differently, InvalidOption where a message finds no backend."""
     calls = [message.call(member.size, member.device) for message in member.tuning.messages]
     choices = [choose(call, backends, rules).index for call in calls]
@@ -123,9 +127,10 @@ def make_group(member: GroupMember, backends: Sequence[Backend], rules: Rules, p
     return Group(
         member.rank,
         member.size,
-        Dispatcher(backends, member.size, rules),
+        Dispatcher(backends, member.size, rules, watch=peers.own),
         capture_refusal(usable, member.device, member.size),
         order_refusal(calls, backends, rules) if calls else None,
+        peers,
     )
 
 

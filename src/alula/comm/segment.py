@@ -10,6 +10,7 @@ Layout, in lines of 64 bytes so that no two ranks write to one cache line:
     line 1 + rank     the number of the last round the rank arrived in, the signatures of its last two rounds, and
                       the number of its collectives that went another way
     from line 1 + N   slots, by rank, two for each
+    behind them       a block for each rank, in which it lets itself be seen (comm/watch.py)
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ MAGIC = 0x616C756C61
 LINE_BYTES = 64
 LINE_WORDS = LINE_BYTES // 8
 SLOT_BYTES = 1 << 20
+NUM_NOTES, NOTE_BYTES = 4, 192  # the last calls of a rank, in words
+WATCH_BYTES = LINE_BYTES + NUM_NOTES * NOTE_BYTES
 _NUM_RANKS, _SLOT_BYTES, _STORE_PORT = 1, 2, 3
 _OTHER_CALLS = 3
 
@@ -49,6 +52,10 @@ class Segment:
     def slot_offset(self, rank: int, parity: int) -> int:
         """First byte of one of the rank's two slots."""
         return (1 + self.num_ranks) * LINE_BYTES + (2 * rank + parity) * self.slot_bytes
+
+    def watch_offset(self, rank: int) -> int:
+        """First byte of the block in which a rank lets itself be seen."""
+        return self.slot_offset(self.num_ranks, 0) + rank * WATCH_BYTES
 
     def arrivals(self) -> tuple[int, ...]:
         """The last round in which each rank arrived."""
@@ -76,7 +83,7 @@ def create_segment_file(num_ranks: int, slot_bytes: int = SLOT_BYTES) -> int:
     if slot_bytes < LINE_BYTES or slot_bytes % LINE_BYTES:
         raise ValueError(f"slots have {slot_bytes} bytes; expected a positive multiple of {LINE_BYTES}")
     fd = _anonymous_file()
-    os.ftruncate(fd, (1 + num_ranks) * LINE_BYTES + 2 * num_ranks * slot_bytes)
+    os.ftruncate(fd, (1 + num_ranks) * LINE_BYTES + num_ranks * (2 * slot_bytes + WATCH_BYTES))
     header = (word.to_bytes(8, sys.byteorder) for word in (MAGIC, num_ranks, slot_bytes))
     os.pwrite(fd, b"".join(header), 0)
     return fd

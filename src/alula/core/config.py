@@ -19,16 +19,17 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Tensor parallelism of one engine.
 
     tp: number of ranks. collectives: "auto", "fastest" or the name of one backend. draft: whether the head is sharded
-    over the ranks or held whole by each ("auto" shards where its heads divide by tp). timeout_s: silence of a rank, or
-    a wait in a collective, after which a run ends. nccl: variables of NCCL that every rank is started with.
-    comm_profile: file of a measured table. comm_proof: what a rank whose environment is not the planned one does.
-    share_gpus: ranks may share a GPU, for correctness only. without: backends of collectives to leave out.
+    over the ranks or held whole by each ("auto" shards where its heads divide by tp). rank_deadline_s: how long a rank
+    may be silent, or keep others waiting, before the run ends (docs/ranks.md). nccl: variables of NCCL that every rank
+    is started with. comm_profile: file of a measured table. comm_proof: what a rank whose environment is not the
+    planned one does. share_gpus: ranks may share a GPU, for correctness only. without: backends of collectives to
+    leave out.
     """
 
     tp: int = 1
     collectives: str = "auto"
     draft: str = "auto"
-    timeout_s: float = 60.0
+    rank_deadline_s: float = 10.0
     nccl: dict[str, str] = {}
     comm_profile: str | None = None
     comm_proof: str = "strict"
@@ -38,6 +39,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         if self.tp < 1:
             raise InvalidOption(f"--tp is {self.tp}; expected 1 or more")
+        if not 0 < self.rank_deadline_s < float("inf"):
+            raise InvalidOption(f"--rank-deadline is {self.rank_deadline_s}; expected seconds above 0")
         if self.draft not in PLACEMENTS:
             raise InvalidOption(f"--draft-tp is {self.draft!r}; expected one of {', '.join(PLACEMENTS)}")
         if self.comm_proof not in COMM_PROOFS:

@@ -17,6 +17,8 @@ from alula.core.errors import CheckpointError, ModelNotFound, RecordWriteError
 PHASES = ("schedule", "draft", "verify", "accept", "extend", "emit", "other")
 # What CycleRecord.speculation begins with.
 DRAFTED, PLAIN = "drafted", "plain"
+# What a collective call was for.
+PREFILL, DECODE, VERIFY = "prefill", "decode", "verify"
 RECORD_SCHEMA = 1
 
 
@@ -65,6 +67,18 @@ class PathDifference(msgspec.Struct, frozen=True, kw_only=True, tag="path_differ
     verify_backend: str
     verify_bytes: tuple[int, ...]
     verify_because: str
+
+
+class RankWaitRecord(msgspec.Struct, frozen=True, kw_only=True, tag="rank_wait"):
+    """How long one rank waited for the others, in collectives of the host, while it ran cycles.
+
+    share: of the time that it spent in cycles. A rank that waits much less than the others is the one they wait for.
+    """
+
+    rank: int
+    num_calls: int
+    waited_ms: float
+    share: float
 
 
 class PhaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +225,9 @@ class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True, tag="environm
         return tuple(finding for finding in self.findings if finding.verdict == "mismatch")
 
 
-Record = RunRecord | CycleRecord | RequestRecord | DispatchRecord | PathDifference | EnvironmentRecord
+Record = (
+    RunRecord | CycleRecord | RequestRecord | DispatchRecord | PathDifference | EnvironmentRecord | RankWaitRecord
+)
 _decoder = msgspec.json.Decoder(Record)
 
 

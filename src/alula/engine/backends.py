@@ -14,8 +14,9 @@ import msgspec
 from alula.comm.environment_agreement import environment_facts
 from alula.comm.group import Group, single_group
 from alula.comm.host_plan import plan_for_host
+from alula.core.dispatch_paths import Collectives
 from alula.core.environment import inherited
-from alula.core.records import DispatchRecord, EnvironmentRecord
+from alula.core.records import DispatchRecord, EnvironmentRecord, RankWaitRecord
 from alula.core.shape import parse_shape
 from alula.engine.comm_settling import keep, settle
 from alula.engine.device import resolve_device
@@ -26,6 +27,7 @@ from alula.engine.ranks import RankPool
 from alula.engine.request import RequestSpec
 from alula.engine.setup import EngineSpec, Parts, Progress, load_parts, resolve_dtype
 from alula.engine.step_costs import StepCost
+from alula.engine.wait_tally import WaitTally
 from alula.layers.attention import check_heads
 from alula.models.checkpoint import open_checkpoint
 
@@ -67,24 +69,35 @@ class RulesCommand(msgspec.Struct, frozen=True):
     """Asks for the Rules by which the rank's group chooses its backends."""
 
 
+class WaitCommand(msgspec.Struct, frozen=True):
+    """Asks for the rank's RankWaitRecord."""
+
+
 class Worker:
     """An engine that answers commands; the same object serves in this process and in a rank."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._tally = WaitTally(engine.parts.group)
 
     def handle(self, command: Any) -> Any:
         if isinstance(command, StepCommand):
-            for request_id in command.aborts:
-                self._engine.abort(request_id)
-            for spec in command.adds:
-                self._engine.add(spec)
-            return self._engine.step(command.speculate, command.reason)
+            with self._tally.cycle():
+                return self._step(command)
+        if isinstance(command, WaitCommand):
+            return self._tally.record()
         if isinstance(command, DispatchCommand):
             return self._engine.dispatch_records()
         if isinstance(command, RulesCommand):
             return self._engine.parts.group.rules
         return describe(self._engine)
+
+    def _step(self, command: StepCommand) -> StepOutput:
+        for request_id in command.aborts:
+            self._engine.abort(request_id)
+        for spec in command.adds:
+            self._engine.add(spec)
+        return self._engine.step(command.speculate, command.reason)
 
 
 def build_engine(parts: Parts, progress: Progress | None = None) -> Engine:
@@ -117,7 +130,8 @@ class Backend(Protocol):
 
     def describe(self) -> Description: ...
 
-    def dispatch_records(self) -> tuple[DispatchRecord, ...]: ...
+    def collectives(self) -> Collectives | None:
+        """What became of the collectives so far; None on a single rank, which has none."""
 
     def close(self) -> None: ...
 
@@ -136,8 +150,8 @@ class LocalBackend:
         description: Description = self._worker.handle(DescribeCommand())
         return description
 
-    def dispatch_records(self) -> tuple[DispatchRecord, ...]:
-        return ()
+    def collectives(self) -> Collectives | None:
+        return None
 
     def close(self) -> None:
         """Nothing outlives the object."""
@@ -160,7 +174,7 @@ class RankedBackend:
         messages = collective_messages(shape, spec.config, dtype, captured)
         tuning = settle(plan, messages, dtype, progress or (lambda message: None))
         entry = f"{build_rank_worker.__module__}:{build_rank_worker.__name__}"
-        self._pool = RankPool(entry, parallel.tp, spec, plan, parallel.timeout_s, tuning)
+        self._pool = RankPool(entry, parallel.tp, spec, plan, parallel.rank_deadline_s, tuning)
         keep(plan, dtype, self._pool.call(RulesCommand()).table)
 
     def step(self, command: StepCommand) -> StepOutput:
@@ -173,9 +187,10 @@ class RankedBackend:
         facts = description.facts | {"environment": environment_facts(found)}
         return msgspec.structs.replace(description, facts=facts, environment=found)
 
-    def dispatch_records(self) -> tuple[DispatchRecord, ...]:
-        records: tuple[DispatchRecord, ...] = self._pool.call(DispatchCommand())
-        return records
+    def collectives(self) -> Collectives | None:
+        dispatched: tuple[DispatchRecord, ...] = self._pool.call(DispatchCommand())
+        waits: list[RankWaitRecord] = self._pool.call_all(WaitCommand())
+        return Collectives(dispatched=dispatched, waits=tuple(waits))
 
     def close(self) -> None:
         self._pool.close()

@@ -13,9 +13,10 @@ import msgspec
 import torch
 
 from alula.core.config import EngineConfig
-from alula.core.records import DRAFTED, PLAIN, CycleRecord, PhaseOutcome, RequestCycle
+from alula.core.records import DECODE, DRAFTED, PLAIN, PREFILL, VERIFY, CycleRecord, PhaseOutcome, RequestCycle
 from alula.engine.agreement import check_bits
 from alula.engine.device import PhaseClock
+from alula.engine.device_deadline import settle
 from alula.engine.emission import emit
 from alula.engine.request import ERROR, Request, TokenLogprob, Update
 from alula.engine.runner import TargetRows, TargetRunner, no_graphs
@@ -26,7 +27,7 @@ from alula.layers.geometry import Segment
 from alula.layers.slot_table import as_tensor
 from alula.spec.acceptance import Acceptance, accept_chain
 from alula.spec.backlog import CATCH_UP_TOKENS
-from alula.spec.drafting import ChainStart, DraftState, Extension
+from alula.spec.drafting import ChainStart, Chooser, DraftState, Extension
 from alula.spec.forced import forced_acceptance, forced_count
 
 
@@ -69,7 +70,9 @@ class Cycle:
         self._drafter = parts.drafter
         head = None if parts.drafter is None else parts.drafter.model.config
         boundaries = () if head is None else head.boundaries
-        self._runner = TargetRunner(parts.target, parts.geometry, boundaries, head is not None and not boundaries)
+        self._runner = TargetRunner(
+            parts.target, parts.geometry, boundaries, head is not None and not boundaries, self._settle
+        )
         self._sampler = TokenSampler(parts.shape.vocab_size, parts.device)
         self._forced = _forced_table(parts.config)
         refusal = parts.facts["device_cycle"]["refusal"] if parts.device.type == "cuda" else None
@@ -78,6 +81,7 @@ class Cycle:
 
     def propose(self, state: CycleState) -> None:
         """The draft proposes a chain for every part that has room for drafts, having read what it left unread."""
+        self._engine.group.work_on(_work_of(state.parts))
         state.drafts = [[] for _ in state.parts]
         drafting = [i for i, part in enumerate(state.parts) if part.num_drafts]
         if not drafting or self._drafter is None:
@@ -89,7 +93,7 @@ class Cycle:
             state.num_caught_up += sum(request.backlog.num_rows for request in behind)
             self._read(state, [_Reading(request, request.backlog.num_rows, True) for request in behind])
         state.clock.enter("draft")
-        choose = self._sampler.chooser(parts, self._drafter.model.hot_D)
+        choose = self._settled(self._sampler.chooser(parts, self._drafter.model.hot_D))
         for i, drafts in zip(drafting, self._drafter.chain([_start(part) for part in parts], choose), strict=True):
             state.drafts[i] = drafts
 
@@ -139,6 +143,7 @@ class Cycle:
     def count(self, state: CycleState) -> CycleRecord:
         """One record of the cycle."""
         state.clock.enter("other")
+        self._engine.group.work_on("")
         self._agree(state)
         drafted = any(drafts for drafts in state.drafts)
         phases: dict[str, PhaseOutcome] = {"verify": self._eager} if state.rows is not None else {}
@@ -259,7 +264,19 @@ class Cycle:
     def _agree(self, state: CycleState) -> None:
         """All ranks hold the same bits (instead of one deciding and telling the others)."""
         if state.rows is not None and state.rows.logits_SV is not None:
-            check_bits(self._engine.group, self._index, state.rows.logits_SV)
+            check_bits(self._engine.group, self._index, state.rows.logits_SV, state.rows.hidden_RH)
+
+    def _settle(self) -> None:
+        """Before the host reads what collectives wrote: with the ranks' deadline."""
+        settle(self._engine.group, self._engine.device, "verify")
+
+    def _settled(self, choose: Chooser) -> Chooser:
+        def settled(step: int, active: list[int], logits_BD: torch.Tensor) -> torch.Tensor:
+            tokens_B = choose(step, active, logits_BD)
+            settle(self._engine.group, self._engine.device, "draft")
+            return tokens_B
+
+        return settled
 
     def _exactness_off(self, state: CycleState) -> str | None:
         if self._engine.exactness.off is not None:
@@ -275,6 +292,13 @@ def _forced_table(config: EngineConfig) -> tuple[int, ...] | None:
     if speculation.forced_tokens_per_cycle is None:
         return None
     return forced_acceptance(speculation.forced_tokens_per_cycle, speculation.steps, config.seed)
+
+
+def _work_of(parts: Sequence[Scheduled]) -> str:
+    """What a cycle is to its collectives: its forward holds all of its rows, a prompt's as well as drafts."""
+    if any(part.is_prefill for part in parts):
+        return PREFILL
+    return VERIFY if any(part.num_drafts for part in parts) else DECODE
 
 
 def _start(part: Scheduled) -> ChainStart:

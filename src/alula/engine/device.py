@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -76,10 +77,14 @@ def free_memory_bytes(device: torch.device) -> int:
 
 
 class PhaseClock:
-    """Cuts one cycle into consecutive phases. On CUDA the cuts are events, resolved once at the end."""
+    """Cuts one cycle into consecutive phases. On CUDA the cuts are events, resolved once at the end.
 
-    def __init__(self, device: torch.device) -> None:
+    settle: waits for the device, with the deadline of the ranks where there are several.
+    """
+
+    def __init__(self, device: torch.device, settle: Callable[[], None] = lambda: None) -> None:
         self._device = device
+        self._settle = settle
         self._start_s = time.perf_counter()
         self._marks: list[tuple[str, float | torch.cuda.Event]] = []
         self.enter("other")
@@ -92,6 +97,7 @@ class PhaseClock:
         """(wall ms, ms by phase); what no phase covers is `other`, so that the phases add up to the wall time."""
         self._marks.append(("end", self._now()))
         if self._device.type == "cuda":
+            self._settle()
             torch.cuda.synchronize(self._device)
         wall_ms = (time.perf_counter() - self._start_s) * 1e3
         phases = dict.fromkeys(PHASES, 0.0)

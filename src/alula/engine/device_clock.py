@@ -9,7 +9,9 @@ import time
 
 import torch
 
+from alula.comm.patience import Peers
 from alula.core.records import PHASES
+from alula.engine.device_deadline import wait_for
 
 
 class Mark:
@@ -24,10 +26,10 @@ class Mark:
         else:
             self._host_s = time.perf_counter()
 
-    def wait(self) -> None:
-        """Returns when the device has come here."""
+    def wait(self, peers: Peers | None = None, phase: str = "other") -> None:
+        """Returns when the device has come here; RankFailure where other ranks keep it from that."""
         if self._event is not None:
-            self._event.synchronize()
+            wait_for(self._event, peers, phase)
 
     def since_ms(self, earlier: Mark) -> float:
         """Milliseconds from `earlier` to here; both must have been reached."""
@@ -37,10 +39,11 @@ class Mark:
 
 
 class FlightClock:
-    """Cuts one cycle into consecutive phases."""
+    """Cuts one cycle into consecutive phases. peers: the ranks that the cycle may have to wait for."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, peers: Peers | None = None) -> None:
         self._device = device
+        self._peers = peers
         self._marks: list[tuple[str, Mark]] = []
         self.end: Mark | None = None
 
@@ -56,7 +59,7 @@ class FlightClock:
         """(wall ms, ms by phase), waiting for the end. previous: the end of the cycle before, where this one was
         launched before it had ended: then the wall time counts from there. What no phase covers is `other`."""
         assert self.end is not None
-        self.end.wait()
+        self._wait()
         phases = dict.fromkeys(PHASES, 0.0)
         for (phase, begin), after in zip(self._marks, [*(m for _, m in self._marks[1:]), self.end], strict=True):
             phases[phase] += after.since_ms(begin)
@@ -64,3 +67,13 @@ class FlightClock:
         wall_ms = self.end.since_ms(begun)
         phases["other"] += max(0.0, wall_ms - sum(phases.values()))
         return wall_ms, phases
+
+    def _wait(self) -> None:
+        """For each phase in turn: where the device stands still, the message can say in which."""
+        assert self.end is not None
+        if self._peers is None:
+            self.end.wait()
+            return
+        for (phase, _), after in zip(self._marks, [*(mark for _, mark in self._marks[1:]), self.end], strict=True):
+            after.wait(self._peers, phase)
+        self.end.wait(self._peers)

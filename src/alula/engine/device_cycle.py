@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alula.core.records import PhaseOutcome
+from alula.core.records import DECODE, PREFILL, VERIFY, PhaseOutcome
 from alula.engine.agreement import agreed_minimum, check_bits
 from alula.engine.device_clock import FlightClock
+from alula.engine.device_deadline import settle
 from alula.engine.device_phases import FEATURES_KEPT, FEATURES_READ, NO_FEATURES, ChunkRead, DevicePhases, Variant
 from alula.engine.device_scheduler import DeviceScheduler, Seat
 from alula.engine.device_state import DeviceState
@@ -69,7 +70,9 @@ class DeviceCycle:
         self._kernels = parts.block
         self.state = DeviceState(parts)
         self.phases = DevicePhases(parts, self.state, parts.block)
-        self.graphs = GraphRunner(parts.config.graphs, parts.device, self._all_captured)
+        self.graphs = GraphRunner(
+            parts.config.graphs, parts.device, self._all_captured, self._settle, parts.group.recording
+        )
         self._num_decoded = 0
         self._host = HostDraws(parts)
         self._works: dict[GraphKey, Callable[[], Any]] = {}
@@ -82,21 +85,27 @@ class DeviceCycle:
             self._decode(flight, decoding)
         for part in flight.parts:
             if part.is_prefill:
+                self._engine.group.work_on(PREFILL)
                 self._read(flight, part)
+        self._engine.group.work_on("")
         flight.clock.finish()
 
     def prepare(self, keys: Sequence[tuple[int, int, Variant]], tell: Callable[[int, int], None]) -> None:
         """Captures (batch, width, variant) of every phase that they take, with the dummy alone in the batch."""
         for done, (batch, width, variant) in enumerate(keys, 1):
+            self._engine.group.work_on(_work_of(width))
             for key, work in self._phases_of(batch, width, variant):
                 with self.state.dummies(batch):
                     self.graphs.prepare(key, work)
             tell(done, len(keys))
+        self._engine.group.work_on("")
 
     def replay(self, batch: int, width: int, variant: Variant) -> None:
         """Runs the phases of a decode cycle once over whoever sits there: for timing, and for tests."""
+        self._engine.group.work_on(_work_of(width))
         for key, work in self._phases_of(batch, width, variant):
             self.graphs.run(key, work, quiet=lambda: self.state.dummies(batch))
+        self._engine.group.work_on("")
 
     def _phases_of(self, batch: int, width: int, variant: Variant) -> list[tuple[GraphKey, Callable[[], Any]]]:
         found: list[tuple[GraphKey, Callable[[], Any]]] = []
@@ -113,6 +122,10 @@ class DeviceCycle:
     def _all_captured(self, worked: bool) -> bool:
         return agreed_minimum(self._engine.group, int(worked)) == 1
 
+    def _settle(self) -> None:
+        """Before the host reads what collectives wrote."""
+        settle(self._engine.group, self._engine.device, "verify")
+
     def _work(self, key: GraphKey, make: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
         if key not in self._works:
             self._works[key] = make()
@@ -120,6 +133,7 @@ class DeviceCycle:
 
     def _decode(self, flight: Flight, parts: list[Scheduled]) -> None:
         width = flight.width
+        self._engine.group.work_on(_work_of(width))
         variant = self._variant(parts, reads=width > 1)
         if width > 1:
             self._catch_up(flight, parts, variant)
@@ -134,7 +148,10 @@ class DeviceCycle:
                 key, work, over=batch > graphs.batches[-1], quiet=lambda: self.state.dummies(batch)
             )
             if key.phase == "verify":
-                check_bits(self._engine.group, self._num_decoded, result[: len(parts) * width])
+                rows = slice(0, len(parts) * width)
+                read = variant.features == FEATURES_READ
+                features_RF = self.state.buffers(batch, width).features_RF[rows] if read else None
+                check_bits(self._engine.group, self._num_decoded, result[rows], features_RF)
                 self._num_decoded += 1
             if key.phase == "verify" and variant.host:
                 flight.clock.enter("accept")
@@ -162,6 +179,7 @@ class DeviceCycle:
     def _draw_on_host(
         self, flight: Flight, parts: list[Scheduled], batch: int, width: int, logits_RV: Tensor
     ) -> None:
+        self._settle()
         drafts = self.state.seats.drafts_SK[self.state.buffers(batch, 1).seats_B.long()].tolist()
         drawn = self._host.draw(
             parts, [line[: width - 1] for line in drafts], logits_RV[: len(parts) * width], width
@@ -183,7 +201,8 @@ class DeviceCycle:
                 seat.chain_ready, seat.kept_from = True, None
 
     def read_most_kept(self, request: Request) -> int:
-        """Reads all kept features but the last row's, which begins the next chain -> how many."""
+        """Reads all kept features but the last row's, which begins the next chain -> how many. Before a plain cycle."""
+        self._engine.group.work_on(DECODE)
         seat = self._scheduler.seat(request)
         count = self._read_kept(request, request.num_kv - 1, False, Variant())
         seat.kept_from = request.num_kv - 1
@@ -221,6 +240,7 @@ class DeviceCycle:
         prompt = self.state.prompt
         if variant.host:
             assert read.logits_1V is not None
+            self._settle()
             drawn = self._host.draw([part], [[]], read.logits_1V, 1)
             flight.logprobs |= drawn.logprobs
             draws_1 = torch.tensor(drawn.tokens, device=self._engine.device)
@@ -259,3 +279,8 @@ class DeviceCycle:
             if len(pages) > seat.num_pages:
                 self.state.set_pages(seat.index, seat.num_pages, pages[seat.num_pages :])
                 seat.num_pages = len(pages)
+
+
+def _work_of(width: int) -> str:
+    """What a cycle with so many rows a request is to its collectives."""
+    return DECODE if width == 1 else VERIFY

@@ -15,6 +15,7 @@ from alula.core.config import MAX_STEPS
 from alula.core.records import DRAFTED, PLAIN, CycleRecord, RequestCycle
 from alula.engine.device_clock import FlightClock, Mark
 from alula.engine.device_cycle import CATCH_UP, DeviceCycle, Flight
+from alula.engine.device_deadline import settle
 from alula.engine.device_scheduler import DeviceScheduler
 from alula.engine.device_start import prepare_graphs, time_steps, warm_prompts
 from alula.engine.emission import emit
@@ -76,7 +77,7 @@ class DeviceEngine(Engine):
         return super()._noise(msgspec.structs.replace(spec, steps=MAX_STEPS))
 
     def _launch(self, speculate: bool, reason: str) -> None:
-        clock = FlightClock(self.parts.device)
+        clock = FlightClock(self.parts.device, self.parts.group.peers)
         num_read = 0 if self._flights else self._make_room_for_features(clock)
         clock.enter("schedule")
         parts = self._scheduler.schedule(speculate)
@@ -208,6 +209,7 @@ class DeviceEngine(Engine):
     def _break(self, request: Request) -> None:
         """Fails one request whose numbers are none, and cleans its slots."""
         request.finish(ERROR, _NOTHING_READ)
+        settle(self.parts.group, self.parts.device, "verify")  # of the cycle behind: the copy would wait for it
         slots = as_tensor(request.table.slots(0, request.table.capacity)).to(self.parts.device)
         self.parts.geometry.cache.clear(slots)
         if self.parts.drafter is not None:

@@ -89,7 +89,7 @@ def _median_ms(cycle: DeviceCycle, parts: Parts, shape: Shape) -> float:
         begin = Mark(parts.device)
         cycle.replay(*shape)
         end = Mark(parts.device)
-        end.wait()
+        end.wait(parts.group.peers, "verify")
         if index >= _WARM_UPS:
             times.append(end.since_ms(begin))
     return statistics.median(times)

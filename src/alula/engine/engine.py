@@ -13,6 +13,7 @@ from alula.core.errors import InvalidOption, PromptTooLong
 from alula.core.records import CycleRecord, DispatchRecord
 from alula.engine.cycle import Cycle, CycleState
 from alula.engine.device import PhaseClock
+from alula.engine.device_deadline import settle
 from alula.engine.request import ABORT, Request, RequestSpec, Update
 from alula.engine.scheduler import Scheduler
 from alula.engine.setup import Parts
@@ -74,7 +75,7 @@ class Engine:
     def step(self, speculate: bool = True, reason: str = "") -> StepOutput:
         """One cycle. Without `speculate` every request decodes one token, and no token differs for it; `reason` is
         for the record."""
-        state = CycleState(PhaseClock(self.parts.device), [], speculate, reason)
+        state = CycleState(PhaseClock(self.parts.device, self._settle), [], speculate, reason)
         self._schedule(state)
         self._cycle.propose(state)
         self._cycle.verify(state)
@@ -84,6 +85,9 @@ class Engine:
 
     def dispatch_records(self) -> tuple[DispatchRecord, ...]:
         return self.parts.group.dispatch_records()
+
+    def _settle(self) -> None:
+        settle(self.parts.group, self.parts.device, "other")
 
     def _schedule(self, state: CycleState) -> None:
         state.clock.enter("schedule")

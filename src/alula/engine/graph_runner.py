@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from alula.comm.dispatch import Recording, unrecorded
 from alula.core.config import GraphConfig
 from alula.core.errors import RankFailure
 from alula.core.records import PhaseOutcome
@@ -43,21 +44,30 @@ class GraphKey:
 class _Captured:
     graph: Any
     result: Any
+    recording: Recording
 
 
 class GraphRunner:
     """Captures at first use or ahead of it, all graphs in one memory pool; replays in the order of the stream.
 
     agree: whether a capture that worked here worked on every rank: a collective may run otherwise inside a graph than
-    outside, so either all ranks replay or none. Called after each capture.
+    outside, so either all ranks replay or none. Called after each capture. settle: waits for the device, with the
+    ranks' deadline. recording: around a capture, (phase, name of the graph) -> what is told of its replays.
     """
 
     def __init__(
-        self, config: GraphConfig, device: torch.device, agree: Callable[[bool], bool] = lambda worked: worked
+        self,
+        config: GraphConfig,
+        device: torch.device,
+        agree: Callable[[bool], bool] = lambda worked: worked,
+        settle: Callable[[], None] = lambda: None,
+        recording: Callable[[str, str], AbstractContextManager[Recording]] = unrecorded,
     ) -> None:
         self._config = config
         self._device = device
         self._agree = agree
+        self._settle = settle
+        self._recording = recording
         self._captured: dict[GraphKey, _Captured] = {}
         self._refused: dict[GraphKey, str] = {}
         self._pool: Any = None
@@ -99,6 +109,7 @@ class GraphRunner:
                 with quiet():
                     captured = self._capture(key, work)
             if captured is not None:
+                captured.recording.replayed()
                 captured.graph.replay()
                 return captured.result, REPLAYED
             reason = f"capture_failed: {self._refused[key]}"
@@ -115,13 +126,14 @@ class GraphRunner:
         stream = torch.cuda.current_stream(self._device)
         captured, why = None, ELSEWHERE
         try:
-            captured = self._try(work)
+            captured = self._try(key, work)
         except RankFailure:  # the ranks are out of step, so there is nothing to go on with
             raise
         except Exception as error:  # noqa: BLE001  # whatever refuses to be captured runs eagerly, and says why
             # A capture that fails at its end leaves its own stream current, and its pool as if still recorded to.
             torch.cuda.set_stream(stream)
             self._pool = None
+            self._settle()
             torch.cuda.synchronize(self._device)
             why = _why(error)
         if not self._agree(captured is not None) or captured is None:
@@ -130,19 +142,21 @@ class GraphRunner:
         self._captured[key] = captured
         return captured
 
-    def _try(self, work: Callable[[], Any]) -> _Captured:
+    def _try(self, key: GraphKey, work: Callable[[], Any]) -> _Captured:
         """Runs once eagerly, so that every kernel is compiled and loaded and library handles exist, then captures."""
         work()
+        self._settle()
         torch.cuda.synchronize(self._device)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.empty_cache()  # as a capture does: what it frees of others is not to count against this one
         before = torch.cuda.memory_reserved(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        name = f"the graph of {key.phase}, batch {key.batch}, width {key.width}"
+        with self._recording(key.phase, name) as recording, torch.cuda.graph(graph, pool=self._pool):
             result = work()
         self.memory_bytes += torch.cuda.memory_reserved(self._device) - before
-        return _Captured(graph, result)
+        return _Captured(graph, result, recording)
 
 
 def _why(error: Exception) -> str:

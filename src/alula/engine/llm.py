@@ -17,8 +17,9 @@ import torch
 
 import alula
 from alula.core.config import EngineConfig
+from alula.core.dispatch_paths import Collectives
 from alula.core.errors import InvalidOption, RankFailure
-from alula.core.records import CycleRecord, DispatchRecord, EnvironmentRecord, RequestRecord, RunRecord
+from alula.core.records import CycleRecord, EnvironmentRecord, RequestRecord, RunRecord
 from alula.core.sampling import SamplingParams
 from alula.core.shape import parse_shape
 from alula.engine.backends import Backend, Description, StepCommand, start_backend
@@ -214,15 +215,19 @@ class LLM:
         """What each rank found of its environment when it started; none without ranks."""
         return self._description.environment
 
+    def collectives(self) -> Collectives | None:
+        """What became of the collectives so far; None on a single rank."""
+        return self._backend.collectives()
+
     def close(self) -> None:
-        """Ends the ranks and writes the dispatch records. May be called again.
+        """Ends the ranks and writes what became of collectives. May be called again.
 
         Raises RecordWriteError if a record could not be written during the run (decoding went on without records).
         """
         backend, self._backend = self._backend, _Closed()
         try:
-            if self._records.open:
-                for record in backend.dispatch_records():
+            if self._records.open and (collectives := backend.collectives()) is not None:
+                for record in collectives.records():
                     self._records.write(record)
         except RankFailure:
             pass  # the failure was raised where it happened; closing only cleans up
@@ -315,8 +320,8 @@ class _Closed:
     def describe(self) -> Description:
         raise InvalidOption("this LLM was closed")
 
-    def dispatch_records(self) -> tuple[DispatchRecord, ...]:
-        return ()
+    def collectives(self) -> Collectives | None:
+        return None
 
     def close(self) -> None:
         """Already closed."""

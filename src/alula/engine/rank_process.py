@@ -15,14 +15,18 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import Any, Protocol
 
 from alula.comm.environment_proof import explained, prove_at_start, prove_worker
+from alula.comm.segment import Segment
+from alula.comm.watch import READY, STARTING, RankWatch
 from alula.engine.channel import Channel, ChannelClosed, Kind
 from alula.engine.rank_messages import Start, decode, encode, encode_failure
 
 PR_SET_PDEATHSIG = 1
 PARENT_CHECK_MS = 1000
+BEAT_S, BEAT_SHARE = 0.2, 0.1  # between heartbeats; of a short deadline, no more than this share
 
 
 class Worker(Protocol):
@@ -48,10 +52,11 @@ def main(control_fd: int, parent_pid: int) -> None:
 
 
 def _run(start: Start, channel: Channel) -> None:
+    watch = RankWatch(Segment(start.segment_fd), start.rank)
     try:
         found = prove_at_start(start.plan, start.rank)
         channel.send(Kind.ANSWER, encode(found))
-        group = _join(start)
+        group = _join(start, watch)
         module, _, function = start.entry.partition(":")
         worker = getattr(importlib.import_module(module), function)(decode(start.payload), group)
         # Once more: by now libraries have started, and some set variables from files of their own.
@@ -61,13 +66,17 @@ def _run(start: Start, channel: Channel) -> None:
     except Exception as error:  # noqa: BLE001 - whatever it is, the engine reports it
         channel.send(Kind.FAILURE, encode_failure(start.rank, explained(error, start.plan, start.rank)))
         return
+    watch.enter(READY)
     channel.send(Kind.ANSWER, encode(found))
-    _execute(start.rank, worker, channel)
+    _execute(start.rank, worker, channel, watch)
     group.close()
 
 
-def _join(start: Start) -> Any:
-    import torch  # seconds; see the head of this file
+def _join(start: Start, watch: RankWatch) -> Any:
+    import torch  # seconds, in which nothing else of Python may run; see the head of this file
+
+    watch.enter(STARTING)
+    threading.Thread(target=_beat, args=(watch, start.timeout_s), name="alula-heart", daemon=True).start()
 
     from alula.comm.join import GroupMember, join_group
 
@@ -87,8 +96,19 @@ def _join(start: Start) -> Any:
     return join_group(member)
 
 
-def _execute(rank: int, worker: Worker, channel: Channel) -> None:
-    while (frame := channel.receive()).kind is not Kind.STOP:
+def _beat(watch: RankWatch, deadline_s: float) -> None:
+    """Shows that this process runs, whatever its main thread is doing."""
+    while True:
+        watch.beat()
+        time.sleep(min(BEAT_S, deadline_s * BEAT_SHARE))
+
+
+def _execute(rank: int, worker: Worker, channel: Channel, watch: RankWatch) -> None:
+    while True:
+        with watch.waiting():
+            frame = channel.receive()
+        if frame.kind is Kind.STOP:
+            return
         try:
             answer = worker.handle(decode(frame.body))
             body = encode(answer) if frame.kind is Kind.COMMAND else b""

@@ -17,8 +17,10 @@ from typing import Any, Self
 
 from alula.comm.environment_agreement import compare_environments, log_findings
 from alula.comm.environment_plan import EnvironmentPlan
+from alula.comm.faults import SILENT, likely_cause
 from alula.comm.segment import Segment, create_segment_file
 from alula.comm.tuning_plan import NOTHING_KNOWN, TuningPlan
+from alula.comm.watch import Watch
 from alula.core.errors import RankFailure
 from alula.core.records import EnvironmentRecord
 from alula.engine.channel import ChannelClosed, Kind
@@ -34,8 +36,8 @@ class RankPool:
     """`size` ranks, each with the worker that `entry` ("module:function") made from (payload, group).
 
     Start-up returns when every rank has proven its environment and made its worker, and raises like `call` where one
-    did not. `timeout_s` limits the silence of ranks in a call, and the wait in a collective. `tuning`: what is known of
-    the backends of collectives, and which messages matter.
+    did not. `timeout_s` limits the silence of ranks, and their waits for each other (comm/patience.py).
+    `tuning`: what is known of the backends of collectives, and which messages matter.
     `environment_records`: what each rank found of its environment. The plan's log folder is removed with the pool.
     """
 
@@ -52,6 +54,7 @@ class RankPool:
             raise ValueError(f"the environment is planned for {len(plan.own)} ranks and the pool has {size}")
         self._timeout_s = timeout_s
         self._tuning = tuning
+        self._watch: Watch | None = None
         self._lock = threading.Lock()
         self._unusable = "it has not started"
         self.environment_records: tuple[EnvironmentRecord, ...] = ()
@@ -110,16 +113,16 @@ class RankPool:
             os.makedirs(plan.log_folder, mode=0o700, exist_ok=True)
         segment_fd = create_segment_file(len(plan.own))
         try:
-            segment = Segment(segment_fd)
+            self._watch = watch = Watch(Segment(segment_fd))
             self._processes.start(plan, segment_fd)
         finally:
             os.close(segment_fd)
-        collector = Collector(self._processes.handles, segment.progress)
+        collector = Collector(self._processes.handles, watch, self._timeout_s)
         for handle in self._processes.handles:
             start = Start(handle.rank, entry, payload, plan, segment_fd, self._timeout_s, self._tuning)
             self._send(handle.rank, Kind.START, encode(start), START_TIMEOUT_S, "starting")
         for _ in ("the environment as the process found it", "and again once the worker is made"):
-            replies = collector.collect(START_TIMEOUT_S, "starting")
+            replies = collector.collect("starting")
             replies.raise_failure()
             found = [decode(replies.bodies[handle.rank]) for handle in self._processes.handles]
             self.environment_records = compare_environments(found)
@@ -135,8 +138,7 @@ class RankPool:
             try:
                 for rank, kind in enumerate(kinds):
                     self._send(rank, kind, body, self._timeout_s, doing)
-                # A rank that waits in a collective gives up first, and can name the one that it waits for.
-                replies = collector.collect(self._timeout_s + 1.0, doing)
+                replies = collector.collect(doing)
                 if replies.failures and not replies.unanimous():
                     replies.raise_failure()
             except BaseException as error:  # an interrupt too: answers under way would be taken for later ones
@@ -150,9 +152,12 @@ class RankPool:
         try:
             handle.channel.send(kind, body, time.monotonic() + timeout_s)
         except ChannelClosed:
-            raise handle.lost(doing) from None
+            assert self._watch is not None  # made before the processes
+            raise handle.lost(doing, self._watch) from None
         except TimeoutError:
-            raise RankFailure(f"rank {rank} does not read its commands while {doing}", rank) from None
+            raise RankFailure(
+                f"rank {rank} does not read its commands while {doing}. Likely cause: {likely_cause(SILENT)}", rank
+            ) from None
 
     def _end(self, reason: str) -> None:
         if self._collector is not None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from alula.comm.faults import BEHIND, SILENT, Fault, describe, explained, likely_cause, name_ranks
+from alula.comm.patience import PATIENCE, RunningTime, Silence, longest_wait_s
+from alula.comm.watch import READY, Watch
 from alula.core.errors import RankFailure
 from alula.engine.channel import ChannelClosed, Kind
 from alula.engine.rank_messages import Failure, decode
@@ -19,6 +22,8 @@ TICK_S = 0.2
 # How long the others may take after a first failure: ranks that run the same command fail together, or one of them
 # failed alone and the others wait for it in vain.
 GRACE_S = 2.0
+# Without any collective or answer, while all ranks beat: long, since each may read weights or compute by itself.
+LONGEST_QUIET_S = 600.0
 
 
 @dataclass
@@ -57,69 +62,84 @@ def _is_echo(failure: Failure) -> bool:
 
 
 class Collector:
-    """Waits for replies with a limit on *silence*: time in which no reply comes and no collective makes progress.
+    """Waits for replies. A limit on the whole would end an honest prefill of a large model on a slow machine, so what
+    is limited is the *silence* of a rank: without a heartbeat, or (longer) behind others that have answered already.
 
-    A limit on the whole would end an honest prefill of a large model on a slow machine. `progress` gives a number
-    for each rank that grows with each collective it enters.
+    Ranks that wait for each other give up by themselves and report (comm/patience.py); only the time in which this
+    process itself runs counts.
     """
 
-    def __init__(self, handles: Sequence[RankHandle], progress: Callable[[], tuple[int, ...]]) -> None:
+    def __init__(self, handles: Sequence[RankHandle], watch: Watch, deadline_s: float) -> None:
         self._handles = handles
-        self._progress = progress
+        self._watch = watch
+        self._deadline_s = deadline_s
 
-    def collect(self, silence_s: float, doing: str) -> Replies:
+    def collect(self, doing: str) -> Replies:
         """Raises RankFailure where a rank ended or stayed silent; failures that ranks report are returned."""
         replies = Replies(len(self._handles))
         pending = {handle.rank: handle for handle in self._handles}
-        seen, deadline = self._progress(), time.monotonic() + silence_s
+        silence, running = Silence(self._watch, self._deadline_s), RunningTime()
+        seen, quiet_s = self._watch.progress(), 0.0
         with selectors.DefaultSelector() as selector:
             for handle in self._handles:
                 selector.register(handle.channel, selectors.EVENT_READ, handle)
             while pending:
-                ready = [key.data for key, _ in selector.select(min(TICK_S, max(0.0, deadline - time.monotonic())))]
+                ready = [key.data for key, _ in selector.select(TICK_S)]
                 for handle in ready:
                     selector.unregister(handle.channel)
                     del pending[handle.rank]
-                    _receive(handle, replies, time.monotonic() + silence_s, doing)
-                if ready or seen != self._progress():
-                    seen = self._progress()
-                    deadline = time.monotonic() + (GRACE_S if replies.failures else silence_s)
-                elif time.monotonic() >= deadline:
+                    self._receive(handle, replies, doing)
+                step_s, before, seen = running.take(), seen, self._watch.progress()
+                silence.add(step_s)
+                quiet_s = 0.0 if ready or seen != before else quiet_s + step_s
+                if replies.failures and quiet_s >= GRACE_S:
                     break
-                _check_alive(pending.values(), doing)
-        if pending and not replies.failures:
-            raise self._silent(sorted(pending), silence_s, doing)
+                if not replies.failures and (fault := self._fault(silence, quiet_s, replies, pending)):
+                    raise self._failure(fault, doing)
+                self._check_alive(pending.values(), doing)
         return replies
 
-    def _silent(self, ranks: list[int], silence_s: float, doing: str) -> RankFailure:
-        """Of the ranks that did not answer, those behind in collectives are named: the others wait for them."""
-        progress = self._progress()
+    def _fault(self, silence: Silence, quiet_s: float, replies: Replies, pending: Iterable[int]) -> Fault | None:
+        """Whether the ranks that have not answered are given up."""
+        ranks = tuple(sorted(pending))
+        if fault := silence.fault(ranks):
+            return fault
+        # One that others wait for in a collective is reported by them; whom only this process waits for may go on.
+        awaited = replies.bodies and all(self._watch.stage(rank) == READY for rank in ranks)
+        limit_s = PATIENCE * self._deadline_s + GRACE_S if awaited else max(LONGEST_QUIET_S, self._deadline_s)
+        if not ranks or quiet_s < limit_s:
+            return None
+        progress = self._watch.progress()
         fewest = min(progress[rank] for rank in ranks)
-        named = [rank for rank in ranks if progress[rank] == fewest]
+        behind = tuple(rank for rank in ranks if progress[rank] == fewest)
+        return Fault(kind=BEHIND, ranks=behind, waited_s=quiet_s)
+
+    def _failure(self, fault: Fault, doing: str) -> RankFailure:
+        why = explained(self._watch, fault.kind, fault.ranks)
         return RankFailure(
-            f"rank{'s' if len(named) > 1 else ''} {', '.join(map(str, named))} gave no sign of life for "
-            f"{silence_s:g} s while {doing}; a machine that is merely slow needs a longer timeout",
-            rank=named[0],
+            f"{name_ranks(fault.ranks)} did not answer while {doing} ({describe(fault)}). {why}",
+            rank=fault.ranks[0],
         )
 
+    def _receive(self, handle: RankHandle, replies: Replies, doing: str) -> None:
+        try:
+            frame = handle.channel.receive(time.monotonic() + longest_wait_s(self._deadline_s))
+        except ChannelClosed:
+            raise handle.lost(doing, self._watch) from None
+        except TimeoutError:
+            raise RankFailure(
+                f"rank {handle.rank} stopped in the middle of a reply while {doing}. "
+                f"Likely cause: {likely_cause(SILENT)}",
+                handle.rank,
+            ) from None
+        if frame.kind is Kind.FAILURE:
+            replies.failures[handle.rank] = decode(frame.body)
+        else:
+            replies.bodies[handle.rank] = frame.body
 
-def _receive(handle: RankHandle, replies: Replies, deadline: float, doing: str) -> None:
-    try:
-        frame = handle.channel.receive(deadline)
-    except ChannelClosed:
-        raise handle.lost(doing) from None
-    except TimeoutError:
-        raise RankFailure(
-            f"rank {handle.rank} stopped in the middle of a reply while {doing}", handle.rank
-        ) from None
-    if frame.kind is Kind.FAILURE:
-        replies.failures[handle.rank] = decode(frame.body)
-    else:
-        replies.bodies[handle.rank] = frame.body
-
-
-def _check_alive(handles: Iterable[RankHandle], doing: str) -> None:
-    """A rank's end shows on its channel, unless a process that it started holds a copy of the other end."""
-    for handle in handles:
-        if handle.ended() is not None and not handle.channel.readable():  # in this order: it may just have replied
-            raise handle.lost(doing)
+    def _check_alive(self, handles: Iterable[RankHandle], doing: str) -> None:
+        """A rank's end shows on its channel, unless a process that it started holds a copy of the other end."""
+        for handle in handles:
+            # In this order: it may just have replied.
+            if handle.ended() is not None and not handle.channel.readable():
+                raise handle.lost(doing, self._watch)

@@ -5,7 +5,7 @@ R rows, S sampled rows, H hidden, F features, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +29,8 @@ def no_graphs(refusal: str | None) -> PhaseOutcome:
 
 @dataclass(frozen=True)
 class TargetRows:
-    """features_RF: one row for each row of every part, in order (None without a head).
+    """features_RF: one row for each row of every part, in order (None without a head). hidden_RH: likewise, after the
+    final norm (None where nobody ran the target).
 
     logits_SV: one row for each sampled row. first_sampled: for each part, its first row in logits_SV, or None.
     broken: parts, sampled or not, whose hidden states hold NaN or infinity.
@@ -39,11 +40,12 @@ class TargetRows:
     logits_SV: Tensor | None
     first_sampled: tuple[int | None, ...]
     broken: frozenset[int]
+    hidden_RH: Tensor | None = None
 
 
 class TargetRunner:
     """One target over one cache. boundaries: which features the head reads; empty with `final_feature` for the
-    hidden state after the final norm."""
+    hidden state after the final norm. settle: before the host reads what came of a forward."""
 
     def __init__(
         self,
@@ -51,8 +53,10 @@ class TargetRunner:
         geometry: Geometry,
         boundaries: tuple[int, ...],
         final_feature: bool,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         self._target = target
+        self._settle = settle
         self._geometry = geometry
         self._boundaries = boundaries
         self._final_feature = final_feature
@@ -117,11 +121,13 @@ class TargetRunner:
         sampled, first_sampled = _sampled_rows(parts)
         logits_SV = self._target.logits(_pick(output.hidden_RH, sampled), "verify") if sampled else None
         features_RF = output.hidden_RH if wants_features and self._final_feature else output.features_RF
+        self._settle()
         return TargetRows(
             features_RF=None if features_RF is None else features_RF[: len(ids)],
             logits_SV=logits_SV,
             first_sampled=first_sampled,
             broken=_broken_parts(parts, check_rows(output.hidden_RH[: len(ids)])),
+            hidden_RH=output.hidden_RH[: len(ids)],
         )
 
     def _clear(self, part: Scheduled) -> None:
@@ -148,11 +154,13 @@ def _joined(pieces: Sequence[TargetRows]) -> TargetRows:
         firsts += [None if first is None else sampled_before + first for first in piece.first_sampled]
         logits += [] if piece.logits_SV is None else [piece.logits_SV]
     features = [piece.features_RF for piece in pieces if piece.features_RF is not None]
+    hidden = [piece.hidden_RH for piece in pieces if piece.hidden_RH is not None]
     return TargetRows(
         features_RF=torch.cat(features) if features else None,
         logits_SV=torch.cat(logits) if logits else None,
         first_sampled=tuple(firsts),
         broken=frozenset(broken),
+        hidden_RH=torch.cat(hidden) if hidden else None,
     )
 
 

@@ -19,6 +19,8 @@ import time
 from dataclasses import dataclass
 
 from alula.comm.environment_plan import EnvironmentPlan
+from alula.comm.faults import ENDED, explained
+from alula.comm.watch import Watch
 from alula.core.errors import RankFailure
 from alula.engine.channel import Channel
 
@@ -50,18 +52,18 @@ class RankHandle:
         if code >= 0:
             return f"exited with code {code}"
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        remedy = " (Linux does so when memory runs out: see dmesg)" if -code == signal.SIGKILL else ""
-        return f"was killed by {name}{remedy}"
+        return f"was killed by {name}"
 
-    def lost(self, doing: str) -> RankFailure:
+    def lost(self, doing: str, watch: Watch) -> RankFailure:
         """The failure to raise once the rank's channel is closed: that happens a moment before the process is gone."""
         end = time.monotonic() + EXIT_S
         while self.ended() is None and time.monotonic() < end:
             time.sleep(0.01)
         how = self.ended() or "closed its channel and lives on"
-        return RankFailure(
-            f"rank {self.rank} {how} while {doing}; its last words, if any, are on stderr", self.rank
-        )
+        code = self.process.poll()
+        ended_by = -code if code is not None and code < 0 else None
+        why = explained(watch, ENDED, (self.rank,), ended_by)
+        return RankFailure(f"rank {self.rank} {how} while {doing}. {why}", self.rank)
 
 
 class RankProcesses:

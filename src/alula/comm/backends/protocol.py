@@ -12,7 +12,7 @@ Knows nothing of speed or preference: the order of backends is the dispatcher's 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from torch import Tensor
@@ -64,6 +64,14 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Lets go of what the backend holds. Not a collective."""
+
+
+@runtime_checkable
+class CountsWaits(Protocol):
+    """A backend that knows how long its calls waited for other ranks: (calls, seconds)."""
+
+    @property
+    def waits(self) -> tuple[int, float]: ...
 
 
 def has_fixed_order(backend: Backend) -> bool:

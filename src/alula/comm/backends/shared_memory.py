@@ -21,6 +21,8 @@ from torch import Tensor
 from alula.comm.backends.protocol import YES, Verdict, no
 from alula.comm.backends.reduction import sum_in_rank_order
 from alula.comm.call import CollectiveCall
+from alula.comm.faults import CALLS, explained
+from alula.comm.patience import Peers
 from alula.comm.segment import LINE_WORDS, Segment
 from alula.core.errors import RankFailure
 
@@ -67,7 +69,8 @@ class SharedMemoryBackend:
     def __init__(self, segment: Segment, rank: int, timeout_s: float) -> None:
         self._segment = segment
         self._rank = rank
-        self._timeout_s = timeout_s
+        self._peers = Peers(segment, rank, timeout_s)
+        self._waited_s = 0.0
         self._words = segment.words
         self._bytes = torch.frombuffer(segment.memory, dtype=torch.uint8)
         self._line = (1 + rank) * LINE_WORDS
@@ -116,6 +119,11 @@ class SharedMemoryBackend:
         for block in self._blocks(flat):
             self._broadcast_block(block, root)
         return x if x.is_contiguous() else x.copy_(flat.view(x.shape))
+
+    @property
+    def waits(self) -> tuple[int, float]:
+        """(rounds, seconds in which this rank waited for others in them)."""
+        return self._round, self._waited_s
 
     def close(self) -> None:
         self._layouts.clear()
@@ -185,30 +193,28 @@ class SharedMemoryBackend:
     def _wait(self, line: int, number: int, signature: int) -> None:
         start = time.monotonic()
         while self._words[line] < number:
-            waited = time.monotonic() - start
-            if waited < YIELD_S:
+            if time.monotonic() - start < YIELD_S:
                 os.sched_yield()
-            elif waited < self._timeout_s:
-                time.sleep(min(waited * NAP_SHARE, MAX_NAP_S))
-            else:
-                self._raise_missing(number, signature)
+                continue
+            with self._peers.own.waiting():
+                self._wait_long(line, number, signature, start)
+        self._waited_s += time.monotonic() - start
 
-    def _raise_missing(self, number: int, signature: int) -> None:
-        missing = [rank for rank, arrived in enumerate(self._segment.arrivals()) if arrived < number]
-        if not missing:
-            return  # it came at the last moment
-        names = ", ".join(map(str, missing))
-        raise RankFailure(
-            f"rank {self._rank} waited {self._timeout_s:g} s in {_describe(signature)}; "
-            f"rank{'s' if len(missing) > 1 else ''} {names} did not arrive",
-            rank=missing[0],
-        )
+    def _wait_long(self, line: int, number: int, signature: int, start: float) -> None:
+        patience = self._peers.patience()
+        while self._words[line] < number:
+            time.sleep(min((time.monotonic() - start) * NAP_SHARE, MAX_NAP_S))
+            if not patience.due():
+                continue
+            missing = tuple(rank for rank, arrived in enumerate(self._segment.arrivals()) if arrived < number)
+            if missing and (fault := patience.look(missing)):
+                raise self._peers.failure(fault, _describe(signature))
 
     def _raise_disagreement(self, line: int, theirs: int, ours: int) -> None:
         peer = line // LINE_WORDS - 1
         raise RankFailure(
-            f"ranks make different calls: rank {self._rank} {_describe(ours)}, rank {peer} {_describe(theirs)}; "
-            "every rank must run the same commands",
+            f"ranks make different calls: rank {self._rank} {_describe(ours)}, rank {peer} {_describe(theirs)}. "
+            f"{explained(self._peers.watch, CALLS, sorted((self._rank, peer)))}",
             rank=peer,
         )
 
