@@ -135,7 +135,7 @@ def _print_times(found: MeasuredTable) -> None:
 
 
 def shape(section: Section, scale: Scale, folder: Path, name: str) -> None:
-    """A shape over both kinds of link: replays by width, cycles of k = 2 and 3, the share of collectives; eagerly too."""
+    """A shape over both kinds of link: replays by width, cycles of k = 2 and 3, the share of collectives."""
     source = scale.source(name, folder)
     for link in LINKS:
         section.part(link, lambda link=link: _steps(source, scale, scale.parallel(link)))

@@ -29,6 +29,7 @@ class UpTo:
     name: str
     limit_bytes: int
     num_questions: int = 0
+    capturable: bool = True
 
     def admits(self, call: CollectiveCall) -> Verdict:
         self.num_questions += 1

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tiny_models
+from alula.comm.device_deadline import SPIN_S, wait_for
 from alula.comm.faults import BEHIND, SILENT, STUCK
 from alula.comm.patience import PATIENCE, Peers
 from alula.comm.segment import Segment, create_segment_file
@@ -23,7 +24,6 @@ from alula.core.errors import RankFailure
 from alula.core.records import DispatchRecord
 from alula.core.sampling import SamplingParams
 from alula.engine.device_clock import FlightClock, Mark
-from alula.engine.device_deadline import SPIN_S, wait_for
 from alula.engine.llm import LLM
 
 DEADLINE_S = 10.0

@@ -13,7 +13,8 @@ import typer
 
 from alula import __version__
 from alula.cli.check_collectives import check_collectives
-from alula.cli.options import CommOptions, Json
+from alula.cli.comm_options import CommOptions
+from alula.cli.options import Json
 from alula.cli.output import SCHEMA, Output
 from alula.core.errors import InvalidOption
 

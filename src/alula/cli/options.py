@@ -6,15 +6,15 @@ Ranges are checked by those records, not here. `grouped` lets a command take a w
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from alula.cli.comm_options import ENGINE, CommOptions, option
 from alula.core.config import (
-    COMM_PROOFS,
     DTYPES,
     GRAPH_PHASES,
     SPECULATE,
@@ -26,7 +26,7 @@ from alula.core.config import (
 from alula.core.errors import InvalidOption
 from alula.core.sampling import SamplingParams
 
-_ENGINE, _SAMPLING = "Engine", "Sampling"
+_SAMPLING = "Sampling"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -52,205 +52,142 @@ Budget = Annotated[float | None, typer.Option("--budget", metavar="SECONDS", hel
 Raw = Annotated[bool, typer.Option("--raw", help="Send prompts as they are, without the chat template.")]
 
 
-def _option(*names: str, text: str, panel: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, metavar=metavar)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommOptions:
-    """How ranks are started and what they know of each other."""
-
-    nccl: Annotated[
-        list[str] | None,
-        _option(
-            "--nccl",
-            text="A variable of NCCL that every rank is started with, such as PROTO=LL; repeatable.",
-            panel=_ENGINE,
-            metavar="KEY=VALUE",
-        ),
-    ] = None
-    comm_profile: Annotated[
-        Path | None,
-        _option(
-            "--comm-profile",
-            text="File of measured collectives: read where it is, written where it is not.",
-            panel=_ENGINE,
-            metavar="FILE",
-        ),
-    ] = None
-    comm_proof: Annotated[
-        str,
-        _option(
-            "--comm-proof",
-            text=f"One of {', '.join(COMM_PROOFS)}: what to do where a rank's environment is not the planned one.",
-            panel=_ENGINE,
-        ),
-    ] = ParallelConfig().comm_proof
-    share_gpus: Annotated[
-        bool,
-        _option("--share-gpus", text="Let ranks share a GPU: right results, meaningless times.", panel=_ENGINE),
-    ] = False
-
-    without: Annotated[
-        str | None,
-        _option(
-            "--without",
-            text="Backends of collectives to leave out, such as peer_push,nccl; for experiments.",
-            panel=_ENGINE,
-            metavar="LIST",
-        ),
-    ] = None
-
-    def parallel(self, **others: Any) -> ParallelConfig:
-        """These with the other fields of the config. Raises InvalidOption where a value is out of range."""
-        return ParallelConfig(
-            nccl=parse_variables(self.nccl or ()),
-            comm_profile=None if self.comm_profile is None else str(self.comm_profile),
-            comm_proof=self.comm_proof,
-            share_gpus=self.share_gpus,
-            without=tuple(name.strip() for name in (self.without or "").split(",") if name.strip()),
-            **others,
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(CommOptions):
     """How to load and run the model."""
 
     draft: Annotated[
         str,
-        _option(
+        option(
             "--draft",
             text="EAGLE-3 head: directory, file or hub id; 'none' decodes plainly; 'auto' is the head that the "
             "built-in model brings, for other models none.",
-            panel=_ENGINE,
+            panel=ENGINE,
             metavar="HEAD",
         ),
     ] = "auto"
     draft_head: Annotated[
         str,
-        _option(
+        option(
             "--draft-head",
             text="The head's weights: trained, random or adversarial. The last two are experiments: slower, same "
             "output.",
-            panel=_ENGINE,
+            panel=ENGINE,
         ),
     ] = "trained"
-    steps: Annotated[int, _option("--steps", text="Drafts a cycle, 1 to 8.", panel=_ENGINE, metavar="K")] = (
+    steps: Annotated[int, option("--steps", text="Drafts a cycle, 1 to 8.", panel=ENGINE, metavar="K")] = (
         SpeculationConfig().steps
     )
     speculate: Annotated[
         str,
-        _option(
+        option(
             "--speculate",
             text=f"One of {', '.join(SPECULATE)}; auto drafts while that is measured to be faster.",
-            panel=_ENGINE,
+            panel=ENGINE,
         ),
     ] = SpeculationConfig().speculate
     aux_boundaries: Annotated[
         str | None,
-        _option(
+        option(
             "--aux-boundaries",
             text="Target layers after which the head reads, such as 2,15,27; instead of what its config says.",
-            panel=_ENGINE,
+            panel=ENGINE,
             metavar="LIST",
         ),
     ] = None
     feedback: Annotated[
         str | None,
-        _option(
+        option(
             "--feedback",
             text="What a draft step hands on: pre or post the final norm; instead of what the head's config says.",
-            panel=_ENGINE,
+            panel=ENGINE,
         ),
     ] = None
     tokens_per_cycle: Annotated[
         float | None,
-        _option(
+        option(
             "--tokens-per-cycle",
             text="Force how many drafts count, to this mean (1 to K + 1): for what cycles cost; the text is void.",
-            panel=_ENGINE,
+            panel=ENGINE,
             metavar="X",
         ),
     ] = None
-    dtype: Annotated[str, _option("--dtype", text=f"One of {', '.join(DTYPES)}.", panel=_ENGINE)] = "auto"
-    device: Annotated[str, _option("--device", text=f"One of {', '.join(DEVICES)}.", panel=_ENGINE)] = "auto"
-    tp: Annotated[int, _option("--tp", text="Tensor-parallel ranks.", panel=_ENGINE, metavar="N")] = 1
+    dtype: Annotated[str, option("--dtype", text=f"One of {', '.join(DTYPES)}.", panel=ENGINE)] = "auto"
+    device: Annotated[str, option("--device", text=f"One of {', '.join(DEVICES)}.", panel=ENGINE)] = "auto"
+    tp: Annotated[int, option("--tp", text="Tensor-parallel ranks.", panel=ENGINE, metavar="N")] = 1
     draft_tp: Annotated[
-        str, _option("--draft-tp", text="The head over the ranks: auto, sharded or replicated.", panel=_ENGINE)
+        str, option("--draft-tp", text="The head over the ranks: auto, sharded or replicated.", panel=ENGINE)
     ] = "auto"
     collectives: Annotated[
         str,
-        _option(
+        option(
             "--collectives",
             text="auto, fastest (whatever the order of sums), or one backend's name.",
-            panel=_ENGINE,
+            panel=ENGINE,
             metavar="NAME",
         ),
     ] = "auto"
     rank_deadline: Annotated[
         float,
-        _option(
+        option(
             "--rank-deadline",
             text="A rank that is silent, or that all others wait for, ends the run after that long.",
-            panel=_ENGINE,
+            panel=ENGINE,
             metavar="SECONDS",
         ),
     ] = ParallelConfig().rank_deadline_s
     exact: Annotated[
         bool,
-        _option(
-            "--exact", text="Same tokens with and without a draft, in bf16 on a CPU too; slower.", panel=_ENGINE
-        ),
+        option("--exact", text="Same tokens with and without a draft, in bf16 on a CPU too; slower.", panel=ENGINE),
     ] = False
     context: Annotated[
         int | None,
-        _option("--context", text="Longest sequence (default: the model's).", panel=_ENGINE, metavar="TOKENS"),
+        option("--context", text="Longest sequence (default: the model's).", panel=ENGINE, metavar="TOKENS"),
     ] = None
     kv_memory: Annotated[
         str | None,
-        _option(
+        option(
             "--kv-memory",
             text="Memory of the KV cache, such as 512M or 2G (default: a share of what is free).",
-            panel=_ENGINE,
+            panel=ENGINE,
             metavar="SIZE",
         ),
     ] = None
     graph_batches: Annotated[
         str | None,
-        _option(
+        option(
             "--graph-batches",
             text="Batch sizes that CUDA graphs are captured for; a batch is padded to the next of them "
             f"(default: {','.join(map(str, GraphConfig().batches))}).",
-            panel=_ENGINE,
+            panel=ENGINE,
             metavar="LIST",
         ),
     ] = None
     graph_widths: Annotated[
         str | None,
-        _option(
+        option(
             "--graph-widths",
             text="Rows a request, such as 2,3, that are captured at the start besides 1 and K + 1; others are at "
             "their first use.",
-            panel=_ENGINE,
+            panel=ENGINE,
             metavar="LIST",
         ),
     ] = None
-    no_graphs: Annotated[bool, _option("--no-graphs", text="Capture no CUDA graphs.", panel=_ENGINE)] = False
+    no_graphs: Annotated[bool, option("--no-graphs", text="Capture no CUDA graphs.", panel=ENGINE)] = False
     eager: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--eager",
             text=f"Run a phase ({', '.join(GRAPH_PHASES)}) without its graph, for experiments; repeatable, or a list.",
-            panel=_ENGINE,
+            panel=ENGINE,
             metavar="PHASE",
         ),
     ] = None
-    threads: Annotated[int | None, _option("--threads", text="CPU threads (default: all).", panel=_ENGINE)] = None
-    seed: Annotated[int, _option("--seed", text="Seed of sampling and of random heads.", panel=_ENGINE)] = 0
+    threads: Annotated[int | None, option("--threads", text="CPU threads (default: all).", panel=ENGINE)] = None
+    seed: Annotated[int, option("--seed", text="Seed of sampling and of random heads.", panel=ENGINE)] = 0
     record: Annotated[
         Path | None,
-        _option("--record", text="Write every cycle as a line of JSON.", panel=_ENGINE, metavar="FILE"),
+        option("--record", text="Write every cycle as a line of JSON.", panel=ENGINE, metavar="FILE"),
     ] = None
 
     def draft_name(self) -> str | None:
@@ -314,13 +251,13 @@ class EngineOptions(CommOptions):
 class SamplingOptions:
     """How to draw tokens; greedy by default."""
 
-    temperature: Annotated[
-        float, _option("--temperature", text="0 takes the likeliest token.", panel=_SAMPLING)
-    ] = 0.0
-    top_k: Annotated[int, _option("--top-k", text="Draw from the K likeliest; 0: no limit.", panel=_SAMPLING)] = 0
-    top_p: Annotated[float, _option("--top-p", text="Draw from this share of probability.", panel=_SAMPLING)] = 1.0
+    temperature: Annotated[float, option("--temperature", text="0 takes the likeliest token.", panel=_SAMPLING)] = (
+        0.0
+    )
+    top_k: Annotated[int, option("--top-k", text="Draw from the K likeliest; 0: no limit.", panel=_SAMPLING)] = 0
+    top_p: Annotated[float, option("--top-p", text="Draw from this share of probability.", panel=_SAMPLING)] = 1.0
     min_p: Annotated[
-        float, _option("--min-p", text="Drop tokens below this share of the likeliest.", panel=_SAMPLING)
+        float, option("--min-p", text="Drop tokens below this share of the likeliest.", panel=_SAMPLING)
     ] = 0.0
 
     def params(
@@ -352,20 +289,6 @@ def parse_numbers(option: str, text: str | None, expected: str) -> tuple[int, ..
         return tuple(int(number) for number in text.split(","))
     except ValueError as error:
         raise InvalidOption(f"{option} is {text!r}; expected {expected}") from error
-
-
-def parse_variables(texts: Sequence[str]) -> dict[str, str]:
-    """{"NCCL_PROTO": "LL"} of "PROTO=LL" or "NCCL_PROTO=LL". Raises InvalidOption for anything else, and for two values
-    of one variable."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name.strip() or not equals or not value:
-            raise InvalidOption(f"--nccl is {text!r}; expected KEY=VALUE, such as PROTO=LL")
-        name = f"NCCL_{name.strip().upper().removeprefix('NCCL_')}"
-        if found.setdefault(name, value) != value:
-            raise InvalidOption(f"--nccl gives {name} both {found[name]!r} and {value!r}; drop one of them")
-    return found
 
 
 def parse_size(option: str, text: str) -> int:

@@ -88,7 +88,8 @@ class JoinContext:
     def place(self, backends: Sequence[Backend]) -> Place:
         """Where probes run: verdicts go over the host's shared memory, whatever the run may choose for its tensors."""
         host = next(backend for backend in backends if backend.name == HOST)
-        return Place(rank=self.member.rank, num_ranks=self.member.size, device=self.member.device, host=host)
+        member = self.member
+        return Place(rank=member.rank, num_ranks=member.size, device=member.device, host=host, peers=self.peers)
 
 
 def take_gpu(member: GroupMember) -> None:

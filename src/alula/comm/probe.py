@@ -19,6 +19,7 @@ from torch import Tensor
 from alula.comm.backends.protocol import SUM_ONTO, Backend
 from alula.comm.call import CollectiveCall
 from alula.comm.capture import is_capturable
+from alula.comm.device_deadline import wait_for
 from alula.core.errors import RankFailure
 from alula.kernels.reference.fused import Norm
 
@@ -34,6 +35,14 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int
     device: str
     host: Any  # a Backend that takes tensors of the CPU
+    peers: Any = None  # who is waited for (comm/patience.py)
+
+    def settle(self) -> None:
+        """Until all that was launched has run. Raises RankFailure where other ranks keep it from that."""
+        if self.device == "cuda":
+            event = torch.cuda.Event()
+            event.record()
+            wait_for(event, self.peers, "probe of collectives")
 
 
 def probe(backend: Backend, calls: Sequence[CollectiveCall], place: Place) -> str | None:
@@ -63,7 +72,9 @@ def _probe_once(backend: Backend, call: CollectiveCall, place: Place, captured: 
 
 
 def _eager(backend: Backend, call: CollectiveCall, place: Place) -> Tensor:
-    return run_call(backend, call, probe_input(call, place.rank).to(place.device)).cpu()
+    result = run_call(backend, call, probe_input(call, place.rank).to(place.device))
+    place.settle()
+    return result.cpu()
 
 
 def _captured(backend: Backend, call: CollectiveCall, place: Place) -> Tensor:
@@ -71,13 +82,14 @@ def _captured(backend: Backend, call: CollectiveCall, place: Place) -> Tensor:
     values = probe_input(call, place.rank).to(place.device)
     x = torch.zeros_like(values)
     run_call(backend, call, x.clone())
-    torch.cuda.synchronize()
+    place.settle()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         result = run_call(backend, call, x.clone())
     graph.replay()
     x.copy_(values)
     graph.replay()
+    place.settle()
     return result.cpu()
 
 

@@ -13,6 +13,7 @@ import torch
 from alula.comm.backends.protocol import Backend
 from alula.comm.call import CollectiveCall
 from alula.comm.capture import is_capturable
+from alula.comm.device_deadline import wait_for
 from alula.comm.probe import Place, run_call
 from alula.comm.table import MeasuredTable, Timing
 
@@ -41,7 +42,7 @@ def time_call(backend: Backend, call: CollectiveCall, place: Place) -> float:
 def _time_graph(backend: Backend, call: CollectiveCall, place: Place) -> list[float]:
     x = _zeros(call, place)
     run_call(backend, call, x.clone())
-    torch.cuda.synchronize()
+    place.settle()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(_GRAPH_CALLS):
@@ -54,7 +55,7 @@ def _time_graph(backend: Backend, call: CollectiveCall, place: Place) -> list[fl
         begin.record()
         graph.replay()
         end.record()
-        end.synchronize()
+        wait_for(end, place.peers, "timing of collectives")
         times.append(begin.elapsed_time(end) * 1e3 / _GRAPH_CALLS)
     return times
 

@@ -53,7 +53,13 @@ class TrialWorker:
         self._calls = [message.call(group.size, payload.device) for message in payload.messages]
         self._backends = {backend.name: backend for backend in group.backends}
         self._tables: list[MeasuredTable] = []
-        self._place = Place(rank=group.rank, num_ranks=group.size, device=payload.device, host=self._backends[HOST])
+        self._place = Place(
+            rank=group.rank,
+            num_ranks=group.size,
+            device=payload.device,
+            host=self._backends[HOST],
+            peers=group.peers,
+        )
 
     def handle(self, command: Any) -> Any:
         if isinstance(command, NamesCommand):

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from alula.comm.device_deadline import settle
 from alula.comm.faults import BITS, explained, name_ranks
 from alula.comm.group import Group
 from alula.core.errors import RankFailure
-from alula.engine.device_deadline import settle
 
 # Ranks compare a hash of their logits every so many cycles.
 PERIOD = 64

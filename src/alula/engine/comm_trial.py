@@ -26,8 +26,8 @@ from alula.core.errors import RankFailure
 from alula.core.records import Refusal
 from alula.engine.ranks import RankPool
 
-# A first start of a library may compile or search the topology.
-TRIAL_TIMEOUT_S = 60.0
+# A rank's deadline, and how long all may be quiet: a first start of a library may compile or search the topology.
+TRIAL_DEADLINE_S, TRIAL_QUIET_S = 20.0, 90.0
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +50,10 @@ def try_backends(
     plan: EnvironmentPlan,
     messages: Sequence[Message],
     say: Callable[[str], None],
-    timeout_s: float = TRIAL_TIMEOUT_S,
+    deadline_s: float = TRIAL_DEADLINE_S,
 ) -> Trial:
     """Raises RankFailure where not even a pool of ranks with nothing but shared memory starts."""
-    with _Trial(plan, tuple(messages), timeout_s) as trial:
+    with _Trial(plan, tuple(messages), deadline_s) as trial:
         for name in (name for name in trial.names if name not in plan.parallel.without):
             say(f"trying collectives: {name}")
             trial.try_one(name)
@@ -61,9 +61,9 @@ def try_backends(
 
 
 class _Trial:
-    def __init__(self, plan: EnvironmentPlan, messages: tuple[Message, ...], timeout_s: float) -> None:
+    def __init__(self, plan: EnvironmentPlan, messages: tuple[Message, ...], deadline_s: float) -> None:
         self._plan = plan
-        self._timeout_s = timeout_s
+        self._deadline_s = deadline_s
         self._payload = TrialPayload(messages=messages, device=plan.device, prove=plan.parallel.comm_proof != "off")
         self._refused = dict.fromkeys(plan.parallel.without, "left out by --without")
         self._tables: list[MeasuredTable] = []
@@ -107,6 +107,7 @@ class _Trial:
         if self._pool is None:
             entry = f"{build_trial_worker.__module__}:{build_trial_worker.__name__}"
             size = self._plan.parallel.tp
+            quiet_s = max(TRIAL_QUIET_S, self._deadline_s)
             nothing = TuningPlan(trial=True)
-            self._pool = RankPool(entry, size, self._payload, self._plan, self._timeout_s, nothing)
+            self._pool = RankPool(entry, size, self._payload, self._plan, self._deadline_s, nothing, quiet_s)
         return self._pool

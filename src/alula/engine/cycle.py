@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import torch
 
+from alula.comm.device_deadline import settle
 from alula.core.config import EngineConfig
 from alula.core.records import DECODE, DRAFTED, PLAIN, PREFILL, VERIFY, CycleRecord, PhaseOutcome, RequestCycle
 from alula.engine.agreement import check_bits
 from alula.engine.device import PhaseClock
-from alula.engine.device_deadline import settle
 from alula.engine.emission import emit
 from alula.engine.request import ERROR, Request, TokenLogprob, Update
 from alula.engine.runner import TargetRows, TargetRunner, no_graphs

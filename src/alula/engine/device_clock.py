@@ -9,9 +9,9 @@ import time
 
 import torch
 
+from alula.comm.device_deadline import wait_for
 from alula.comm.patience import Peers
 from alula.core.records import PHASES
-from alula.engine.device_deadline import wait_for
 
 
 class Mark:

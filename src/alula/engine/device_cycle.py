@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from alula.comm.device_deadline import settle
 from alula.core.records import DECODE, PREFILL, VERIFY, PhaseOutcome
 from alula.engine.agreement import agreed_minimum, check_bits
 from alula.engine.device_clock import FlightClock
-from alula.engine.device_deadline import settle
 from alula.engine.device_phases import FEATURES_KEPT, FEATURES_READ, NO_FEATURES, ChunkRead, DevicePhases, Variant
 from alula.engine.device_scheduler import DeviceScheduler, Seat
 from alula.engine.device_state import DeviceState

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from alula.comm.device_deadline import settle
 from alula.core.config import MAX_STEPS
 from alula.core.records import DRAFTED, PLAIN, CycleRecord, RequestCycle
 from alula.engine.device_clock import FlightClock, Mark
 from alula.engine.device_cycle import CATCH_UP, DeviceCycle, Flight
-from alula.engine.device_deadline import settle
 from alula.engine.device_scheduler import DeviceScheduler
 from alula.engine.device_start import prepare_graphs, time_steps, warm_prompts
 from alula.engine.emission import emit

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from alula.comm.device_deadline import settle
 from alula.core.errors import InvalidOption, PromptTooLong
 from alula.core.records import CycleRecord, DispatchRecord
 from alula.engine.cycle import Cycle, CycleState
 from alula.engine.device import PhaseClock
-from alula.engine.device_deadline import settle
 from alula.engine.request import ABORT, Request, RequestSpec, Update
 from alula.engine.scheduler import Scheduler
 from alula.engine.setup import Parts

@@ -25,7 +25,7 @@ from alula.core.errors import RankFailure
 from alula.core.records import EnvironmentRecord
 from alula.engine.channel import ChannelClosed, Kind
 from alula.engine.rank_messages import Start, decode, encode
-from alula.engine.replies import Collector, Replies
+from alula.engine.replies import LONGEST_QUIET_S, Collector, Replies
 from alula.engine.spawn import RankProcesses
 
 START_TIMEOUT_S = 600.0  # of silence while a rank reads its weights
@@ -37,7 +37,8 @@ class RankPool:
 
     Start-up returns when every rank has proven its environment and made its worker, and raises like `call` where one
     did not. `timeout_s` limits the silence of ranks, and their waits for each other (comm/patience.py).
-    `tuning`: what is known of the backends of collectives, and which messages matter.
+    `quiet_s`: how long all may go without a collective or an answer. `tuning`: what is known of the backends of
+    collectives, and which messages matter.
     `environment_records`: what each rank found of its environment. The plan's log folder is removed with the pool.
     """
 
@@ -49,11 +50,13 @@ class RankPool:
         plan: EnvironmentPlan,
         timeout_s: float,
         tuning: TuningPlan = NOTHING_KNOWN,
+        quiet_s: float = LONGEST_QUIET_S,
     ) -> None:
         if len(plan.own) != size:
             raise ValueError(f"the environment is planned for {len(plan.own)} ranks and the pool has {size}")
         self._timeout_s = timeout_s
         self._tuning = tuning
+        self._quiet_s = quiet_s
         self._watch: Watch | None = None
         self._lock = threading.Lock()
         self._unusable = "it has not started"
@@ -117,7 +120,7 @@ class RankPool:
             self._processes.start(plan, segment_fd)
         finally:
             os.close(segment_fd)
-        collector = Collector(self._processes.handles, watch, self._timeout_s)
+        collector = Collector(self._processes.handles, watch, self._timeout_s, self._quiet_s)
         for handle in self._processes.handles:
             start = Start(handle.rank, entry, payload, plan, segment_fd, self._timeout_s, self._tuning)
             self._send(handle.rank, Kind.START, encode(start), START_TIMEOUT_S, "starting")

@@ -69,7 +69,14 @@ class Collector:
     process itself runs counts.
     """
 
-    def __init__(self, handles: Sequence[RankHandle], watch: Watch, deadline_s: float) -> None:
+    def __init__(
+        self,
+        handles: Sequence[RankHandle],
+        watch: Watch,
+        deadline_s: float,
+        quiet_s: float = LONGEST_QUIET_S,
+    ) -> None:
+        self._longest_quiet_s = quiet_s
         self._handles = handles
         self._watch = watch
         self._deadline_s = deadline_s
@@ -106,7 +113,7 @@ class Collector:
             return fault
         # One that others wait for in a collective is reported by them; whom only this process waits for may go on.
         awaited = replies.bodies and all(self._watch.stage(rank) == READY for rank in ranks)
-        limit_s = PATIENCE * self._deadline_s + GRACE_S if awaited else max(LONGEST_QUIET_S, self._deadline_s)
+        limit_s = PATIENCE * self._deadline_s + GRACE_S if awaited else max(self._longest_quiet_s, self._deadline_s)
         if not ranks or quiet_s < limit_s:
             return None
         progress = self._watch.progress()
