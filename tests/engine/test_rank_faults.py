@@ -21,7 +21,7 @@ from alula.core.sampling import SamplingParams
 from alula.engine.agreement import odd_ranks
 from alula.engine.llm import LLM
 
-MARGIN_S = 8.0
+MARGIN_S = 15.0
 PROMPT = tiny_models.random_ids(20, 3)
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 
