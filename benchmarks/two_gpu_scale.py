@@ -53,7 +53,9 @@ class Scale:
 
     def parallel(self, link: str, **others: Any) -> ParallelConfig:
         """Two ranks over one kind of link. On a CPU there is one kind, and nothing of a GPU's to leave out."""
-        fields = {} if self.dry else {**LINKS[link], **others}
+        fields = {**LINKS[link], **others}
+        if self.dry:
+            fields = {name: value for name, value in fields.items() if name not in ("nccl", "without")}
         return ParallelConfig(tp=2, share_gpus=self.share_gpus, rank_deadline_s=self.deadline_s, **fields)
 
     def config(self, parallel: ParallelConfig, steps: int, batch: int = 1, graphs: bool = True) -> EngineConfig:
@@ -62,7 +64,7 @@ class Scale:
             dtype=self.dtype,
             device=self.device,
             max_batch=batch,
-            context_tokens=None if self.dry else 2048,
+            context_tokens=None if self.dry else 1024,
             kv_memory_bytes=(64 << 20) if self.dry else (6 << 30),
             chunk_tokens=64 if self.dry else 512,
             parallel=parallel,

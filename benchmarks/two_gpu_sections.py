@@ -204,8 +204,7 @@ def _least(known: MeasuredTable, op: str, num_bytes: int) -> float | None:
 
 
 def _served(llm: LLM, source: ModelSource, scale: Scale, steps: int) -> dict[str, Any]:
-    prompts = random_prompts(parse_shape(source.shape_config or {}).vocab_size, 1, scale.kv, seed=1)
-    tokens = [list(prompt.prompt) for prompt in prompts]
+    tokens = _prompts(source, 1, scale.kv, seed=1)
     wanted = (scale.cycles + 8) * (steps + 1)
     return gpu_engines.time_served(llm, tokens, wanted, steps, scale.cycles)
 
@@ -215,13 +214,12 @@ def exact(section: Section, scale: Scale, folder: Path) -> None:
     against one."""
     source = scale.source("llama-3.1-8b", folder)
     section.part("bf16_tokens", lambda: _exact_tokens(source, scale))
-    section.part("fp32_against_one_rank", lambda: _against_one_rank(scale))
+    section.part("fp32_against_one_rank", lambda: _against_one_rank(scale, folder))
 
 
 def _exact_tokens(source: ModelSource, scale: Scale) -> dict[str, Any]:
-    model = parse_shape(source.shape_config or {})
     config = scale.config(scale.parallel("nvlink"), steps=3, batch=scale.exact_batch)
-    prompts = [list(p.prompt) for p in random_prompts(model.vocab_size, scale.exact_prompts, 48, seed=3)]
+    prompts = _prompts(source, scale.exact_prompts, 48, seed=3)
     found = {}
     with _engine(source, scale, config) as llm:
         found["exactness_off"] = llm.describe().facts["exactness"]["off"]
@@ -239,11 +237,10 @@ def _exact_tokens(source: ModelSource, scale: Scale) -> dict[str, Any]:
     return found
 
 
-def _against_one_rank(scale: Scale) -> dict[str, Any]:
+def _against_one_rank(scale: Scale, folder: Path) -> dict[str, Any]:
     """A small shape in fp32, greedy with log probabilities: two ranks against one."""
-    source = scale.source("smollm2-135m" if scale.dry else "llama-3.2-1b", Path("/tmp"))
-    model = parse_shape(source.shape_config or {})
-    prompts = [list(p.prompt) for p in random_prompts(model.vocab_size, 4, 32, seed=4)]
+    source = scale.source("llama-3.2-1b", folder)
+    prompts = _prompts(source, 4, 32, seed=4)
     params = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=1)
     answers = {}
     for ranks in (1, 2):
@@ -301,8 +298,7 @@ def faults(section: Section, scale: Scale, folder: Path) -> None:
 
 
 def _fault(source: ModelSource, scale: Scale, number: int) -> dict[str, Any]:
-    model = parse_shape(source.shape_config or {})
-    prompts = [list(p.prompt) for p in random_prompts(model.vocab_size, 1, 48, seed=5)]
+    prompts = _prompts(source, 1, 48, seed=5)
     config = scale.config(scale.parallel("nvlink"), steps=3)
     before = _memory_used(scale)
     try:
@@ -379,10 +375,8 @@ def _get(found: Any, *path: str) -> Any:
 @contextmanager
 def _engine(source: ModelSource, scale: Scale, config: EngineConfig) -> Iterator[LLM]:
     """An LLM whose ranks can be timed in isolation."""
-    reference = gpu_engines.reference_kernels_on_cpu if scale.dry else None
     with mock.patch("alula.engine.backends.build_rank_worker", two_gpu_workers.build_engine_worker):
         llm = LLM(source, draft="auto", config=config, progress=_note)
-    del reference
     try:
         yield llm
     finally:
@@ -398,6 +392,11 @@ def _pool(llm: LLM) -> RankPool:
     backend: Any = llm._backend
     pool: RankPool = backend._pool
     return pool
+
+
+def _prompts(source: ModelSource, count: int, num_tokens: int, seed: int) -> list[list[int]]:
+    vocab_size = parse_shape(source.shape_config or {}).vocab_size
+    return [list(prompt.token_ids) for prompt in random_prompts(count, num_tokens, vocab_size, seed)]
 
 
 def _mismatched(one: Any, other: Any) -> int:

@@ -6,6 +6,7 @@ Entry points of rank processes; the suite puts its folder on their path.
 from __future__ import annotations
 
 import statistics
+from contextlib import nullcontext
 from typing import Any
 
 import gpu_engines
@@ -80,8 +81,9 @@ class SuiteTrialWorker(TrialWorker):
 
 
 def build_engine_worker(spec: EngineSpec, group: Group) -> SuiteWorker:
-    """A rank that serves."""
-    return SuiteWorker(build_engine(load_parts(spec, group)))
+    """A rank that serves; on a CPU over torch's reference kernels, so that its cycle is the device-resident one."""
+    with gpu_engines.reference_kernels_on_cpu() if spec.config.device == "cpu" else nullcontext():
+        return SuiteWorker(build_engine(load_parts(spec, group)))
 
 
 def build_trial(payload: TrialPayload, group: Group) -> SuiteTrialWorker:

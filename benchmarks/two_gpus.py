@@ -34,7 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 2
     scale = DRY if options.dry else Scale(share_gpus=options.one_gpu)
-    head = {"benchmark": "two_gpus", "command": sys.argv, "machine": machine(), "scale": scale.told()}
+    command = ["python", "benchmarks/two_gpus.py", *(sys.argv[1:] if arguments is None else arguments)]
+    head = {"benchmark": "two_gpus", **machine(options.commit, command), "scale": scale.told()}
     report = Report(options.out / "two_gpus.json", head)
     report.deadline = time.monotonic() + options.budget
     with tempfile.TemporaryDirectory() as folder:
@@ -63,6 +64,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of two_gpus.json")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="run these sections alone")
+    parser.add_argument("--commit", help="what the tree is, where git cannot say")
     parser.add_argument("--budget", type=float, default=520.0, help="after so many seconds no further part begins")
     parser.add_argument("--one-gpu", action="store_true", help="both ranks on one GPU; times mean nothing")
     parser.add_argument("--dry", action="store_true", help="on a CPU, with a tiny shape")

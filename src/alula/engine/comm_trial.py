@@ -51,9 +51,10 @@ def try_backends(
     messages: Sequence[Message],
     say: Callable[[str], None],
     deadline_s: float = TRIAL_DEADLINE_S,
+    quiet_s: float = TRIAL_QUIET_S,
 ) -> Trial:
     """Raises RankFailure where not even a pool of ranks with nothing but shared memory starts."""
-    with _Trial(plan, tuple(messages), deadline_s) as trial:
+    with _Trial(plan, tuple(messages), deadline_s, quiet_s) as trial:
         for name in (name for name in trial.names if name not in plan.parallel.without):
             say(f"trying collectives: {name}")
             trial.try_one(name)
@@ -61,9 +62,12 @@ def try_backends(
 
 
 class _Trial:
-    def __init__(self, plan: EnvironmentPlan, messages: tuple[Message, ...], deadline_s: float) -> None:
+    def __init__(
+        self, plan: EnvironmentPlan, messages: tuple[Message, ...], deadline_s: float, quiet_s: float
+    ) -> None:
         self._plan = plan
         self._deadline_s = deadline_s
+        self._quiet_s = quiet_s
         self._payload = TrialPayload(messages=messages, device=plan.device, prove=plan.parallel.comm_proof != "off")
         self._refused = dict.fromkeys(plan.parallel.without, "left out by --without")
         self._tables: list[MeasuredTable] = []
@@ -107,7 +111,6 @@ class _Trial:
         if self._pool is None:
             entry = f"{build_trial_worker.__module__}:{build_trial_worker.__name__}"
             size = self._plan.parallel.tp
-            quiet_s = max(TRIAL_QUIET_S, self._deadline_s)
             nothing = TuningPlan(trial=True)
-            self._pool = RankPool(entry, size, self._payload, self._plan, self._deadline_s, nothing, quiet_s)
+            self._pool = RankPool(entry, size, self._payload, self._plan, self._deadline_s, nothing, self._quiet_s)
         return self._pool
