@@ -25,6 +25,7 @@ LOW_LATENCY = {"NCCL_PROTO": "LL"}
 class Scale:
     """Counts of one run."""
 
+    profiles: str = ""  # a folder
     dry: bool = False
     share_gpus: bool = False
     device: str = "cuda"
@@ -54,6 +55,8 @@ class Scale:
     def parallel(self, link: str, **others: Any) -> ParallelConfig:
         """Two ranks over one kind of link. On a CPU there is one kind, and nothing of a GPU's to leave out."""
         fields = {**LINKS[link], **others}
+        variables = "-".join(f"{name}={value}" for name, value in sorted(fields.get("nccl", {}).items()))
+        fields.setdefault("comm_profile", str(Path(self.profiles) / f"collectives-{variables or 'default'}.json"))
         if self.dry:
             fields = {name: value for name, value in fields.items() if name not in ("nccl", "without")}
         return ParallelConfig(tp=2, share_gpus=self.share_gpus, rank_deadline_s=self.deadline_s, **fields)

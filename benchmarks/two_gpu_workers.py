@@ -13,6 +13,7 @@ import gpu_engines
 import msgspec
 import torch
 
+from alula.comm.backends.protocol import admission
 from alula.comm.group import Group
 from alula.comm.probe import run_call
 from alula.comm.trial_worker import TrialPayload, TrialWorker
@@ -58,7 +59,7 @@ class SuiteTrialWorker(TrialWorker):
         self._complete(backend)
         times = {}
         for call in self._calls:
-            if backend.admits(call).admitted:
+            if admission(backend, call).admitted:
                 times[call.op, call.num_bytes] = self._time_eager(backend, call)
         return times
 

@@ -9,9 +9,11 @@ ways, and its times mean nothing. --dry goes them on a CPU with a tiny shape. do
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from gpu_report import Report, clocks, machine
 from two_gpu_scale import DRY, Scale
 
 COLLECTIVES, EIGHT, SEVENTY, PLANS, EXACT, FAULTS = "collectives", "8b", "70b", "plans", "exact", "faults"
-SECTIONS = (COLLECTIVES, EIGHT, EXACT, SEVENTY, FAULTS, PLANS)
+SECTIONS = (COLLECTIVES, EIGHT, PLANS, EXACT, FAULTS, SEVENTY)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,10 +35,14 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    scale = DRY if options.dry else Scale(share_gpus=options.one_gpu)
+    options.out.mkdir(parents=True, exist_ok=True)
+    profiles = tempfile.mkdtemp(prefix="alula-profiles-") if options.profiles is None else str(options.profiles)
+    scale = replace(DRY, profiles=profiles) if options.dry else Scale(share_gpus=options.one_gpu, profiles=profiles)
     command = ["python", "benchmarks/two_gpus.py", *(sys.argv[1:] if arguments is None else arguments)]
     head = {"benchmark": "two_gpus", **machine(options.commit, command), "scale": scale.told()}
     report = Report(options.out / "two_gpus.json", head)
+    if options.resume and report.path.exists():
+        report.sections.update(json.loads(report.path.read_text(encoding="utf-8"))["sections"])
     report.deadline = time.monotonic() + options.budget
     with tempfile.TemporaryDirectory() as folder:
         runs = {
@@ -64,6 +70,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of two_gpus.json")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="run these sections alone")
+    parser.add_argument("--profiles", type=Path, help="folder that keeps measured collectives from run to run")
+    parser.add_argument("--resume", action="store_true", help="keep the other sections of a two_gpus.json there")
     parser.add_argument("--commit", help="what the tree is, where git cannot say")
     parser.add_argument("--budget", type=float, default=520.0, help="after so many seconds no further part begins")
     parser.add_argument("--one-gpu", action="store_true", help="both ranks on one GPU; times mean nothing")

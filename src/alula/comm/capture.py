@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alula.comm.backends.protocol import Backend
+from alula.comm.backends.protocol import Backend, admission
 from alula.comm.call import ALIGNMENT_BYTES, CollectiveCall
 
 # What a forward calls, with the dtype that every backend of floats takes. Small: some backends refuse large ones.
@@ -41,4 +41,4 @@ def capture_refusal(backends: Sequence[Backend], device: str, num_ranks: int) ->
 
 
 def _why_not(backend: Backend, call: CollectiveCall) -> str | None:
-    return backend.admits(call).reason or (None if is_capturable(backend) else "waits for the host")
+    return admission(backend, call).reason or (None if is_capturable(backend) else "waits for the host")

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from alula.comm.backends.protocol import SUM_ONTO, Backend
+from alula.comm.backends.protocol import SUM_ONTO, Backend, admission
 from alula.comm.call import CollectiveCall
 from alula.comm.capture import is_capturable
 from alula.comm.device_deadline import wait_for
@@ -49,7 +49,7 @@ def probe(backend: Backend, calls: Sequence[CollectiveCall], place: Place) -> st
     """Why the backend must not be used, the same text on every rank; None where every call came out right.
 
     A collective. Raises RankFailure where ranks do not come."""
-    for call in (call for call in calls if backend.admits(call).admitted):
+    for call in (call for call in calls if admission(backend, call).admitted):
         for captured in (False, True) if place.device == "cuda" and is_capturable(backend) else (False,):
             reason = _agreed(_probe_once(backend, call, place, captured), place)
             if reason is not None:

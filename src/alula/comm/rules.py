@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from alula.comm.backends.protocol import SUM_ONTO, Backend, has_fixed_order
+from alula.comm.backends.protocol import SUM_ONTO, Backend, admission, has_fixed_order
 from alula.comm.call import CollectiveCall
 from alula.comm.capture import is_capturable
 from alula.comm.table import MeasuredTable
@@ -111,7 +111,7 @@ def choose_families(calls: Sequence[CollectiveCall], backends: Sequence[Backend]
             for backend in backends
             if has_fixed_order(backend)
             and rules.excluded(backend.name) is None
-            and all(backend.admits(call).admitted for call in sums)
+            and all(admission(backend, call).admitted for call in sums)
         ]
         if sums and able:
             found[op] = min(able, key=lambda backend: _total(backend.name, sums, rules.table)).name
@@ -153,7 +153,7 @@ def _ask_once(call: CollectiveCall, backends: Sequence[Backend], rules: Rules, o
     admitted: list[int] = []
     refused: list[Refusal] = []
     for index, backend in enumerate(backends):
-        reason = rules.excluded(backend.name) or backend.admits(call).reason
+        reason = rules.excluded(backend.name) or admission(backend, call).reason
         if reason is None and call.captured and not is_capturable(backend):
             reason = "waits for the host, which a graph cannot"
         if reason is None and ordered and not has_fixed_order(backend):

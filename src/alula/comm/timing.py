@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from alula.comm.backends.protocol import Backend
+from alula.comm.backends.protocol import Backend, admission
 from alula.comm.call import CollectiveCall
 from alula.comm.capture import is_capturable
 from alula.comm.device_deadline import wait_for
@@ -27,7 +27,7 @@ def time_backends(backends: Iterable[Backend], calls: Sequence[CollectiveCall], 
         Timing(op=call.op, num_bytes=call.num_bytes, backend=backend.name, us=time_call(backend, call, place))
         for backend in backends
         for call in calls
-        if backend.admits(call).admitted and (place.device == "cpu" or is_capturable(backend))
+        if admission(backend, call).admitted and (place.device == "cpu" or is_capturable(backend))
     ]
     return MeasuredTable(timings=tuple(sorted(timings)), captured=place.device == "cuda")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from torch import Tensor
 
 from alula.comm.backends.apart import ApartBackend
 from alula.comm.backends.builtin import HOST
-from alula.comm.backends.protocol import Backend, Unavailable
+from alula.comm.backends.protocol import Backend, Unavailable, admission
+from alula.comm.call import describe_call
 from alula.comm.capture import is_capturable
 from alula.comm.group import Group
 from alula.comm.probe import Place, agree, probe
@@ -69,14 +71,14 @@ class TrialWorker:
         if isinstance(command, TimeCommand):
             return self._time(command.backend)
         return [
-            (message, name, backend.admits(call).reason)
+            (message, name, admission(backend, call).reason)
             for message, call in zip(self._payload.messages, self._calls, strict=True)
             for name, backend in self._backends.items()
         ]
 
     def _probe(self, name: str) -> str | None:
         backend = self._backends[name]
-        if not any(backend.admits(call).admitted for call in self._calls):
+        if not any(admission(backend, call).admitted for call in self._calls):
             return None
         start = getattr(backend, "start", None)
         reason = None if start is None else agree(start, self._place)
@@ -97,20 +99,18 @@ class TrialWorker:
         return table
 
     def _complete(self, backend: Backend) -> None:
-        """The twin of the fused sum sums by whatever is the fastest so far at the smallest size; each rank has the same
-        times."""
+        """The twin of the fused sum takes for each size what sums fastest so far; each rank has the same times."""
         if isinstance(backend, ApartBackend):
-            timings = [t for table in self._tables for t in table.timings if t.op == "all_reduce"]
-            best = min(timings, key=lambda t: (t.num_bytes, t.us)).backend if timings else self._first_that_sums()
-            backend.all_reduce_by = self._backends[best].all_reduce
+            backend.all_reduce_by = self._sum
 
-    def _first_that_sums(self) -> str:
-        calls = [call for call in self._calls if call.op == "all_reduce"]
-        return next(
-            name
-            for name, backend in self._backends.items()
-            if is_capturable(backend) and all(backend.admits(call).admitted for call in calls)
-        )
+    def _sum(self, x: Tensor) -> Tensor:
+        call = describe_call("all_reduce", x, "verify", self._place.num_ranks)
+        able = [b for b in self._backends.values() if is_capturable(b) and admission(b, call).admitted]
+        return min(able, key=lambda b: self._us(b.name, call.num_bytes)).all_reduce(x)
+
+    def _us(self, name: str, num_bytes: int) -> float:
+        times = (table.us(name, "all_reduce", num_bytes) for table in self._tables)
+        return next((us for us in times if us is not None), float("inf"))
 
 
 def build_trial_worker(payload: TrialPayload, group: Group) -> TrialWorker:

@@ -41,7 +41,8 @@ def settle(
     table = trial.table
     if table is not None and known is not None:
         table = known.merged(table)
-    if path is not None and table is not None:
+    # A table in which backends are missing by choice would keep later runs from them.
+    if path is not None and table is not None and not parallel.without:
         save_profile(path, key, table)
     return TuningPlan(messages=tuple(messages), table=table, refused=trial.refused)
 
@@ -58,7 +59,7 @@ def leaving_out(parallel: ParallelConfig) -> tuple[Refusal, ...]:
 def keep(plan: EnvironmentPlan, dtype: str, table: MeasuredTable | None) -> None:
     """Stores what ranks have measured for themselves, where a file is named and does not exist yet."""
     path = None if plan.parallel.comm_profile is None else Path(plan.parallel.comm_profile)
-    if path is not None and table is not None and not path.exists():
+    if path is not None and table is not None and not path.exists() and not plan.parallel.without:
         save_profile(path, profile_key(plan, dtype), table)
 
 

@@ -85,6 +85,13 @@ def operations(backend: Backend) -> tuple[str, ...]:
     return found
 
 
+def admission(backend: Backend, call: CollectiveCall) -> Verdict:
+    """What the backend says of a call; of an operation that it does not have at all it is not even asked."""
+    if call.op not in operations(backend):
+        return no(f"has no {call.op}")
+    return backend.admits(call)
+
+
 class Narrowed:
     """A backend that may be used for some operations, or on some devices, only: the user asked for another."""
 
@@ -101,7 +108,7 @@ class Narrowed:
     def admits(self, call: CollectiveCall) -> Verdict:
         if call.op not in self._ops and call.device not in self._devices:
             return no(f"not asked for: {self._because}")
-        return self._backend.admits(call)
+        return admission(self._backend, call)
 
     def start(self) -> None:
         start = getattr(self._backend, "start", None)
