@@ -54,7 +54,8 @@ def _verify_alone(verify: Figure, needed: Figure, tokens: Figure | None) -> str:
         return text
     if tokens.at_least:
         below = ", below break-even" if tokens.value < needed.value else ""
-        return f"{text}; the rate implies at least {shown(tokens.value)} tokens per cycle{below}"
+        more = " (more with the draft's time)" if verify.value == needed.value else ""
+        return f"{text}; the rate implies at least {shown(tokens.value)} tokens per cycle{more}{below}"
     return f"{text}; a cycle yields {shown(tokens.value)} tokens"
 
 

@@ -93,6 +93,7 @@ def read_side(run: RunFacts, other: RunFacts, *, speculative: bool) -> Side:
 def best(run: RunFacts, quantity: Quantity, batch: float | None = None) -> Evidence | None:
     """The piece of evidence to use: of this batch where there is one, without a sweep's scope, with most samples."""
     found = [one for one in run.all(quantity) if one.number is not None]
+    found = [one for one in found if one.scope.variant is None] or found
     plain = [one for one in found if one.scope.steps is None and one.scope.rank in (None, 0)] or found
     at_batch = [one for one in plain if batch is not None and one.scope.batch == batch]
     unscoped = [one for one in plain if one.scope.batch is None]
@@ -104,7 +105,11 @@ def tokens_per_cycle(run: RunFacts, steps: int | None) -> Figure | None:
     """Accepted drafts + 1, from whatever form the run has it in; the formula says which."""
     printed = best(run, Quantity.TOKENS_PER_CYCLE)
     name = "tokens per cycle"
-    if printed is not None and (figure := measured(name, printed, "")) is not None:
+    if (
+        printed is not None
+        and printed.scope.variant is None
+        and (figure := measured(name, printed, "")) is not None
+    ):
         return figure
     cycles, accepted = run.first(Quantity.NUM_CYCLES), run.first(Quantity.NUM_ACCEPTED)
     drafted, share = run.first(Quantity.NUM_DRAFTED), run.first(Quantity.ACCEPTED_PER_DRAFTED)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from alula.explain.answer import answer
 from alula.explain.case import Case
+from alula.explain.derived import further_figures
 from alula.explain.figures import Figure
 from alula.explain.finding import Finding, Status
 from alula.explain.hypotheses.registry import HYPOTHESES
@@ -114,7 +115,7 @@ def shown_text(evidence: Evidence) -> str:
 def _facts(case: Case) -> dict[str, Any]:
     lower_bounds = [figure.name for figure in case.sums.figures() if figure.at_least]
     return {
-        "derived": [figure.words() for figure in case.sums.figures()],
+        "derived": [figure.words() for figure in (*case.sums.figures(), *further_figures(case))],
         "lower_bounds": lower_bounds,
         "acceptance_by_position": list(case.sums.by_position),
         "plain": _known(case.plain),
@@ -125,7 +126,7 @@ def _facts(case: Case) -> dict[str, Any]:
     }
 
 
-def _known(run: Sequence[Evidence] | Any) -> dict[str, Any]:
+def _known(run: Iterable[Evidence]) -> dict[str, Any]:
     """A run's facts, shortest form: quantity -> value, or values."""
     found: dict[str, list[Any]] = {}
     for one in run:

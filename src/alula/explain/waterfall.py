@@ -12,6 +12,7 @@ import msgspec
 
 from alula.explain.case import Case
 from alula.explain.finding import Finding, Status
+from alula.explain.rates import best
 from alula.profile.quantities import Quantity
 
 REMAINDER = "not explained"
@@ -42,18 +43,41 @@ def waterfall(case: Case, findings: Sequence[Finding]) -> tuple[Part, ...]:
 
 
 def _phases(case: Case, plain: float) -> list[tuple[str, float]]:
-    """Phases whose time is known, verify as its excess over a plain step."""
+    """Phases whose time is known: what they take beyond the same phase of a plain step.
+
+    Where the plain step's own phases are not known, verify is compared with the whole of it, and the host's part with
+    nothing: what the plain step spends there is in its own bar already.
+    """
     sums = case.sums
+    forward = case.plain.number(Quantity.PHASE_MS, phase="decode", batch=round(sums.batch))
+    own_host = best(case.spec, Quantity.HOST_MS, sums.batch)
+    plain_host = best(case.plain, Quantity.HOST_MS, sums.batch)
+    host = (own_host.number or 0.0) if own_host and sums.cycle_ms else None
+    if host is not None and plain_host is not None and forward is not None:
+        host -= plain_host.number or 0.0
     known = {
-        "verify": sums.verify_ms.value - plain if sums.verify_ms else None,
+        "verify": sums.verify_ms.value - (plain if forward is None else forward) if sums.verify_ms else None,
         "draft": sums.draft_ms.value if sums.draft_ms else None,
         "extend": sums.extend_ms.value if sums.extend_ms else None,
-        "host": case.spec.number(Quantity.HOST_MS) if sums.cycle_ms else None,
+        "accept": _accept(case),
+        "host": host,
     }
     return [(name, ms) for name, ms in known.items() if ms is not None]
 
 
-_NAMES = {"verify": "verify beyond a plain step", "draft": "draft", "extend": "extend", "host": "host"}
+def _accept(case: Case) -> float | None:
+    """Accepting and sampling beyond what the plain step spends on it; only where both are known."""
+    own, plain = (run.number(Quantity.PHASE_MS, phase="accept") for run in (case.spec, case.plain))
+    return own - plain if own is not None and plain is not None else None
+
+
+_NAMES = {
+    "verify": "verify beyond a plain step",
+    "draft": "draft",
+    "extend": "extend",
+    "accept": "accept",
+    "host": "host",
+}
 
 
 def _cut(name: str, size: float, findings: Sequence[Finding]) -> list[Part]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from alula.explain.readers.protocol import LineReader, StreamReader
+from alula.explain.readers.records import RecordsReader
 
 LINE_READERS: tuple[type[LineReader], ...] = ()
-STREAM_READERS: tuple[type[StreamReader], ...] = ()
+STREAM_READERS: tuple[type[StreamReader], ...] = (RecordsReader,)
