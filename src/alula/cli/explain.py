@@ -73,7 +73,7 @@ class TypedOptions:
 def explain(
     numbers: TypedOptions,
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Live: measure this model here.", show_default=False)
+        str | None, typer.Argument(metavar="MODEL", help="Live: measure this model here.", show_default=False)
     ] = None,
     from_files: Files = None,
     baseline: Baseline = None,

@@ -12,7 +12,7 @@ import msgspec
 from alula.explain.arithmetic import Arithmetic, work_out
 from alula.explain.facts import Contradiction, RunFacts
 from alula.explain.sink import Sink
-from alula.explain.sweep import SweepPoint, sweep_of
+from alula.explain.sweep import SweepPoint, focused, sweep_of
 from alula.profile.evidence import Evidence, Label
 from alula.profile.quantities import Quantity
 
@@ -127,13 +127,13 @@ def assemble(sinks: Sequence[Sink]) -> Case:
     for sink in sinks:
         for reader, count in sink.recognised.items():
             recognised[reader] = recognised.get(reader, 0) + count
-    runs = [spec, *others]
+    sweep = sweep_of(plain, [spec, *(run for run in others if run.label is not Label.BASELINE)])
     return Case(
         plain=plain,
         spec=spec,
         others=tuple(others),
-        sums=work_out(plain, spec),
-        sweep=sweep_of(plain, [run for run in runs if run.label is not Label.BASELINE]),
+        sums=work_out(plain, focused(spec, sweep)),
+        sweep=sweep,
         contradictions=(*spec.contradictions(), *plain.contradictions()),
         recognised=recognised,
         notes=tuple(note for sink in sinks for note in sink.notes),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from alula.explain.case import Case
-from alula.explain.figures import Figure, shown
+from alula.explain.figures import Figure, derived, shown
 from alula.explain.hypotheses.support import cited, hidden_size, message_bytes, reductions, shape_of, verify_rows
 from alula.plan.experts import expected_union
 from alula.plan.gpus import find_gpu
@@ -18,7 +18,19 @@ from alula.profile.quantities import Quantity
 
 def further_figures(case: Case) -> tuple[Figure, ...]:
     """In the order in which a reader wants them."""
-    return (*_rows(case), *_messages(case), *_experts(case), *_floors(case))
+    return (*_shares(case), *_rows(case), *_messages(case), *_experts(case), *_floors(case))
+
+
+def _shares(case: Case) -> Iterator[Figure]:
+    cycle = case.sums.cycle_ms
+    for name, phase in (
+        ("verify", case.sums.verify_ms),
+        ("draft", case.sums.draft_ms),
+        ("extend", case.sums.extend_ms),
+    ):
+        if cycle is not None and phase is not None:
+            text = f"{shown(phase.value)} ms / {shown(cycle.value)} ms"
+            yield derived(f"{name}'s share of a cycle", 100 * phase.value / cycle.value, "%", text, phase, cycle)
 
 
 def _rows(case: Case) -> Iterator[Figure]:

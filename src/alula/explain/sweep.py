@@ -12,7 +12,7 @@ import msgspec
 
 from alula.explain.facts import RunFacts
 from alula.explain.rates import best, read_side
-from alula.profile.evidence import Evidence
+from alula.profile.evidence import NOWHERE, Evidence
 from alula.profile.quantities import Quantity
 
 
@@ -38,7 +38,7 @@ class CycleLine(msgspec.Struct, frozen=True, kw_only=True):
 
 def sweep_of(plain: RunFacts, runs: Sequence[RunFacts]) -> tuple[SweepPoint, ...]:
     """The points found, by k; of the same k the first. Fewer than two are no sweep and give ()."""
-    plain_side = read_side(plain, RunFacts(), speculative=False)
+    plain_side = read_side(plain, runs[0] if runs else RunFacts(), speculative=False)
     points: dict[int, SweepPoint] = {}
     plain_rate = plain_side.rate.value if plain_side.rate else None
     for run in runs:
@@ -69,6 +69,31 @@ def _point(steps: int, run: RunFacts, plain_tokens_per_s: float | None) -> Sweep
         speedup=faster,
         evidence=tuple(cited),
     )
+
+
+def focused(spec: RunFacts, points: Sequence[SweepPoint]) -> RunFacts:
+    """The run to do arithmetic with: of a run that is nothing but a sweep, its fastest point; else the run itself."""
+    scoped = [point for point in points if any(one.scope.steps == point.steps for one in point.evidence)]
+    if not scoped or spec.all(Quantity.STEPS):
+        return spec
+    best_point = max(scoped, key=lambda point: (point.tokens_per_s or 0.0, -(point.cycle_ms or 0.0)))
+    view = RunFacts(label=spec.label, name=spec.name)
+    for one in spec:
+        if one.scope.steps in (None, best_point.steps):
+            view.add(msgspec.structs.replace(one, scope=msgspec.structs.replace(one.scope, steps=None)))
+    cited = next(one for one in best_point.evidence if one.scope.steps == best_point.steps)
+    view.add(
+        msgspec.structs.replace(
+            cited,
+            quantity=Quantity.STEPS,
+            value=best_point.steps,
+            scope=NOWHERE,
+            num_samples=1,
+            low=None,
+            high=None,
+        )
+    )
+    return view
 
 
 def fit_line(points: Sequence[SweepPoint]) -> CycleLine | None:

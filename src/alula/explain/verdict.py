@@ -19,6 +19,7 @@ from alula.profile.evidence import Evidence
 SCHEMA = 1
 PAYS_NOT = 3  # exit code of a command whose verdict is that speculation does not pay
 _STATUS_ORDER = {Status.CONFIRMED: 0, Status.UNDECIDED: 1, Status.REFUTED: 2}
+_WORTH_SAYING = 0.5  # a suspicion about a run that pays
 _DOUBT = 0.75  # what contradictions leave of a confidence
 
 
@@ -60,7 +61,9 @@ def rank(finding: Finding) -> tuple[int, int, float, float, float]:
 
 
 def _doubted(finding: Finding, case: Case) -> Finding:
-    """Less sure where the run contradicts itself, except about the contradiction."""
+    """Less sure where the run contradicts itself; no vague suspicion where speculation pays."""
+    if case.sums.pays and finding.status is Status.UNDECIDED and finding.confidence < _WORTH_SAYING:
+        return msgspec.structs.replace(finding, suspect=False)
     if not case.contradictions or finding.id == "contradictory_evidence":
         return finding
     return msgspec.structs.replace(finding, confidence=finding.confidence * _DOUBT)

@@ -13,6 +13,7 @@ from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
 
 _MANY_ROWS, _FEW_ROWS = 192, 48
+_TREE_ROWS = 512  # of trees, most of whose rows are rejected by design
 
 
 class BatchTooLarge(Hypothesis):
@@ -39,11 +40,13 @@ class BatchTooLarge(Hypothesis):
         )
         if rows <= _FEW_ROWS:
             return self.refuted(told, evidence=seen, confidence=0.7)
-        if rows < _MANY_ROWS or case.sums.pays:
+        likely = case.sums.pays is False or bool(tree)
+        if rows < _MANY_ROWS or case.sums.pays or not likely:
             return self.unknown(
                 told, evidence=seen, confidence=0.2, next_step="measure both sides at several loads"
             )
-        return self.suspected(
+        say = self.confirmed if tree and rows >= _TREE_ROWS else self.suspected
+        return say(
             f"{told} With that many rows the forward computes instead of waiting for memory, and rejected "
             f"rows cost as much as "
             "accepted ones.",

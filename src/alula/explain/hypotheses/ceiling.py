@@ -30,7 +30,8 @@ class BreakEvenAboveCeiling(Hypothesis):
         told = f"{sums.break_even.words()}; {sums.ceiling.words()}."
         if sums.break_even.value > sums.ceiling.value:
             return self.confirmed(
-                f"No draft could make this pay: {told} Stop tuning the draft; the cost lies in the cycle.",
+                f"No draft could make this pay: {told}{_others(case)} Stop tuning the draft; the cost lies "
+                f"in the cycle.",
                 tier=Tier.CEILING,
                 confidence=0.95 * sums.break_even.confidence,
                 evidence=cited,
@@ -44,3 +45,13 @@ class BreakEvenAboveCeiling(Hypothesis):
         return self.refuted(
             f"Below the ceiling: {told}", evidence=cited, confidence=0.9 * sums.break_even.confidence
         )
+
+
+def _others(case: Case) -> str:
+    """The other draft lengths that were measured: break-even against their ceiling."""
+    told = [
+        f"k = {point.steps}: {shown(point.tokens_per_cycle / point.speedup)} against {point.steps + 1}"
+        for point in case.sweep
+        if point.tokens_per_cycle and point.speedup and point.steps != case.sums.steps
+    ]
+    return f" Other lengths: {', '.join(told[:6])}." if told else ""

@@ -17,7 +17,7 @@ class ContradictoryEvidence(Hypothesis):
     def judge(self, case: Case) -> Finding:
         conflicts = [note for note in case.notes if note.startswith("conflict: ")]
         if not case.contradictions and not conflicts:
-            return self.refuted("No contradiction was found.", confidence=0.5)
+            return self.unknown("No contradiction was found.")
         told = [
             *(one.words() for one in case.contradictions),
             *(note.removeprefix("conflict: ") for note in conflicts),

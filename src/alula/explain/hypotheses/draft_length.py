@@ -50,7 +50,8 @@ class DraftLength(Hypothesis):
         curve = ", ".join(f"{point.steps}: {shown(point.tokens_per_s or 0.0)}" for point in rated)
         told = f"Tokens/s by k: {curve}."
         seen = cited(*(point.evidence for point in rated))
-        used = next((point for point in rated if point.steps == case.sums.steps), None)
+        in_use = case.spec.number(Quantity.STEPS)  # of a table of draft lengths none is in use
+        used = next((point for point in rated if point.steps == in_use), None)
         lost = best.speedup is not None and best.speedup < 1.0
         end = " Even the best loses against plain decoding." if lost else ""
         if used is not None and used.steps == best.steps:
@@ -69,7 +70,7 @@ class DraftLength(Hypothesis):
 
     def _last_position(self, case: Case) -> Finding:
         positions = case.sums.by_position
-        if positions and len(positions) > 1 and positions[-1] < 0.1 and not case.sums.pays:
+        if positions and len(positions) > 1 and positions[-1] < 0.1 and case.sums.pays is False:
             return self.suspected(
                 f"The last draft is accepted in {100 * positions[-1]:.0f} % of the cycles: it hardly earns "
                 f"its row.",

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from alula.explain.advice.lookup import advise
 from alula.explain.case import Case
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis
-from alula.explain.hypotheses.support import cited, excess_ms, of_figures, shape_of, verify_rows
+from alula.explain.hypotheses.support import (
+    cited,
+    excess_ms,
+    looks_sparse,
+    matters,
+    of_figures,
+    shape_of,
+    verify_rows,
+)
 from alula.plan.experts import expected_union
 from alula.plan.gpus import find_gpu
 from alula.plan.served import forward_bytes
@@ -33,7 +39,7 @@ class ExpertUnion(Hypothesis):
         if shape is not None and not shape.sparse:
             return self.refuted(f"{shape.name} is dense.", evidence=seen, confidence=0.9)
         step = advise(case, "expert_rows") if "llama" in case.engine else advise(case, "phase_times")
-        if (by_rows := _measured(case)) is not None and _looks_sparse(case):
+        if (by_rows := _measured(case)) is not None and looks_sparse(case):
             return self._by_rows(case, by_rows, step)
         extra = extra_traffic(case)
         if extra is None:
@@ -116,14 +122,16 @@ class ExpertUnion(Hypothesis):
                 "one row; what that costs needs the GPU's bandwidth and the model's size.",
                 evidence=seen,
                 confidence=0.3,
+                suspect=matters(case),
                 next_step=step,
             )
-        if _looks_sparse(case):
+        if looks_sparse(case):
             return self.suspected(
                 "The name is that of a mixture of experts: verify may read several times the experts of a "
                 "plain step.",
                 evidence=seen,
                 confidence=0.25,
+                suspect=matters(case),
                 next_step=step,
             )
         return self.unknown("Whether the model is a mixture of experts is not known.", next_step=step)
@@ -170,16 +178,6 @@ def _measured(case: Case) -> dict[int, Evidence] | None:
         if one.scope.width and one.number and one.scope.variant in (None, "graph"):
             found.setdefault(one.scope.width, one)
     return found if 1 in found and len(found) > 1 else None
-
-
-def _looks_sparse(case: Case) -> bool:
-    shape = shape_of(case)
-    if shape is not None:
-        return shape.sparse
-    if (case.number(Quantity.NUM_EXPERTS) or 0) > 1:
-        return True
-    name = case.text(Quantity.MODEL) or ""
-    return bool(re.search(r"\d+b[-.]?a\d+([.]\d+)?b|moe|mixtral|deepseek-v|kimi|a\d+b(\b|-)", name, re.IGNORECASE))
 
 
 def _rounded_up(ms: float) -> float:

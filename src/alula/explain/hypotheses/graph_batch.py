@@ -7,9 +7,11 @@ from alula.explain.case import Case
 from alula.explain.facts import RunFacts
 from alula.explain.finding import Finding, Hypothesis
 from alula.explain.hypotheses.graphs import replays
-from alula.explain.hypotheses.support import cited
+from alula.explain.hypotheses.support import cited, number_of
 from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
+
+_DOCUMENTED = 4
 
 
 class BatchOverGraph(Hypothesis):
@@ -41,6 +43,8 @@ class BatchOverGraph(Hypothesis):
             )
         rows = round(count) * width
         text = over
+        if (number_of(limits[0]) or _DOCUMENTED + 1) <= _DOCUMENTED:
+            text += " A cap this small is made for one or two requests, as examples in documentation have it."
         if _fits_plain(case.plain, count):
             text += (
                 f" A plain step of {count:.0f} rows fits the baseline's graphs: one side has graphs, the "

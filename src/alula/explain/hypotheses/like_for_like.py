@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alula.explain.case import Case
-from alula.explain.facts import RunFacts
+from alula.explain.facts import RunFacts, same_value
 from alula.explain.finding import Finding, Hypothesis
 from alula.explain.hypotheses.support import cited
 from alula.profile.evidence import Evidence
@@ -80,8 +80,8 @@ def _settings(plain: RunFacts, spec: RunFacts) -> list[_Pair]:
         left, right = plain.all(quantity), spec.all(quantity)
         if quantity is Quantity.GRAPH_MODE:  # what was asked for; a downgrade is a finding of its own
             left, right = (tuple(one for one in side if one.scope.phase != "verify") for side in (left, right))
-        values = [{str(one.value).strip().lower() for one in side} for side in (left, right)]
-        if left and right and not values[0] & values[1]:
+        same = any(same_value(one.value, two.value) for one in left for two in right)
+        if left and right and not same:
             name = quantity.value.replace("_", " ")
             found.append((f"{name} {left[0].value} against {right[0].value}", (left[0], right[0])))
         one_sided = quantity in (Quantity.GRAPH_MODE, Quantity.GRAPHS_DISABLED, Quantity.CUSTOM_ALLREDUCE_DISABLED)

@@ -130,7 +130,9 @@ class PeerPathDead(Hypothesis):
                 next_step=step,
             )
         if any(signs):
-            return self.suspected("One sign of a dead peer path.", evidence=seen, confidence=0.25, next_step=step)
+            return self.unknown(
+                "One sign alone, which has other causes too.", evidence=seen, confidence=0.2, next_step=step
+            )
         return self.unknown("No sign of a hang.")
 
 

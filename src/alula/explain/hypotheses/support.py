@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from alula.explain.case import Case
 from alula.explain.figures import Figure
 from alula.plan.messages import allreduce_bytes, num_allreduces
@@ -62,6 +64,22 @@ def slow_verify(case: Case) -> bool:
     if case.sums.verify_steps is not None:
         return case.sums.verify_steps.value > SLOW_VERIFY
     return case.sums.break_even is not None and case.sums.break_even.value > 2.0
+
+
+def looks_sparse(case: Case) -> bool:
+    """Whether the model is, or by its name seems to be, a mixture of experts."""
+    shape = shape_of(case)
+    if shape is not None:
+        return shape.sparse
+    if (case.number(Quantity.NUM_EXPERTS) or 0) > 1:
+        return True
+    name = case.text(Quantity.MODEL) or ""
+    return bool(re.search(r"\d+b[-.]?a\d+([.]\d+)?b|moe|mixtral|deepseek-v|kimi|a\d+b(\b|-)", name, re.IGNORECASE))
+
+
+def matters(case: Case) -> bool:
+    """Whether what is only likely is worth a suspicion: speculation does not pay, or verify is slow."""
+    return case.sums.pays is False or slow_verify(case)
 
 
 def cited(*groups: tuple[Evidence, ...] | Evidence | None) -> tuple[Evidence, ...]:

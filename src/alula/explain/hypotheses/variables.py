@@ -45,7 +45,6 @@ class VariablesNotInForce(Hypothesis):
                 f"{names}: planned, but nothing shows whether the ranks have it.",
                 evidence=cited(tuple(planned.values())),
                 confidence=0.2,
-                suspect=True,
                 next_step=step,
             )
         return self.unknown("No environment of a rank was seen.", next_step=step)

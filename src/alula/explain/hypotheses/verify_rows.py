@@ -6,7 +6,7 @@ from alula.explain.advice.lookup import advise
 from alula.explain.case import Case
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis
-from alula.explain.hypotheses.support import cited
+from alula.explain.hypotheses.support import cited, looks_sparse
 from alula.profile.quantities import Quantity
 
 _STEEP, _FLAT = 1.3, 1.15
@@ -29,8 +29,10 @@ class VerifyRowsCost(Hypothesis):
             return self.unknown(
                 "No forwards of several widths under equal conditions.", next_step=advise(case, "expert_rows")
             )
+        if looks_sparse(case):
+            return self.unknown("A mixture of experts: see the experts that its rows touch.")
         one = found[1].number or 1.0
-        wanted = case.sums.width or max(found)
+        wanted = case.sums.width or 4
         width = min((width for width in found if width > 1), key=lambda width: abs(width - wanted))
         factor = (found[width].number or one) / one
         told = (
