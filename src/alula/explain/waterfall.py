@@ -116,4 +116,5 @@ def _explained(name: str, size: float, findings: Sequence[Finding]) -> tuple[lis
 def _short(finding: Finding) -> str:
     if finding.id == "expert_union":
         return "extra expert weights (arithmetic)"
-    return finding.title[:1].lower() + finding.title[1:]
+    title = finding.title[:1].lower() + finding.title[1:]
+    return title.removeprefix(f"{finding.part} ")
