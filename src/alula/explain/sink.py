@@ -74,8 +74,12 @@ class Sink:
         engine: str | None = None,
         reader: str = "",
         scope: Scope | None = None,
+        count: int = 1,
     ) -> None:
-        """One value. The same again is counted. Numbers that are not finite or beyond 1e18 are dropped."""
+        """One value. The same again is counted. Numbers that are not finite or beyond 1e18 are dropped.
+
+        count: how often it stood there, for a reader that counted by itself.
+        """
         if not _usable(value):
             return
         scope = scope or Scope()
@@ -84,13 +88,14 @@ class Sink:
         self._recognise(reader)
         key = (quantity, value, scope)
         if (known := run.found.get(key)) is not None:
-            run.found[key] = msgspec.structs.replace(known, num_samples=known.num_samples + 1)
+            run.found[key] = msgspec.structs.replace(known, num_samples=known.num_samples + count)
             return
         run.num_distinct[quantity] = run.num_distinct.get(quantity, 0) + 1
         if run.num_distinct[quantity] == MAX_DISTINCT + 1:
             self.note(f"more than {MAX_DISTINCT} values of {quantity} in {self.source}; later ones are left out")
         if run.num_distinct[quantity] <= MAX_DISTINCT:
-            run.found[key] = self._evidence(run, quantity, value, scope, line, text)
+            one = self._evidence(run, quantity, value, scope, line, text)
+            run.found[key] = msgspec.structs.replace(one, num_samples=count)
 
     def sample(
         self,
@@ -106,16 +111,37 @@ class Sink:
         """One of many measurements of a quantity in a scope: becomes a median with an interval and a trend."""
         if not _usable(value):
             return
-        scope = scope or Scope()
+        samples = self.series(
+            quantity, value, line=line, text=text, engine=engine, reader=reader, scope=scope or Scope()
+        )
+        if samples is not None:
+            samples.add(float(value))
+
+    def series(
+        self,
+        quantity: Quantity,
+        value: float,
+        *,
+        line: int | None = None,
+        text: str = "",
+        engine: str | None = None,
+        reader: str = "",
+        scope: Scope,
+    ) -> Samples | None:
+        """The samples of a quantity in the run under way, for a reader that meets it millions of times; None if full.
+
+        Adds nothing: value, line and text are those of the first sample, if the series is new. Valid until the reader
+        begins another run.
+        """
         run = self._run(engine)
         self._recognise(reader)
         series = run.series.get((quantity, scope))
         if series is None:
             if len(run.series) >= MAX_SERIES:
-                return
+                return None
             first = self._evidence(run, quantity, value, scope, line, text)
             series = run.series[quantity, scope] = _Series(samples=Samples(), first=first)
-        series.samples.add(float(value))
+        return series.samples
 
     def note(self, text: str) -> None:
         """Something to say about the source itself ("cut off in the middle of an object"); said once."""
