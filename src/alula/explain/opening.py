@@ -144,7 +144,10 @@ class Inputs:
     def _packed(self, name: str, kind: str, stream: Stream, depth: int) -> Iterator[Source]:
         read = _unpacker(kind, stream)
         if read is None:
-            self.note(name, "zstd-compressed, and no zstd module is installed: unpack it (zstd -d), or pip install zstandard")
+            self.note(
+                name,
+                "zstd-compressed, and no zstd module is installed: unpack it (zstd -d), or pip install zstandard",
+            )
             return
         yield from self._expanded(name, read, lambda: stream.num_read, depth)
 
@@ -185,7 +188,11 @@ class Inputs:
         try:
             with archive.open(member) as content:
                 yield from self._expanded(inner, content.read, lambda: member.compress_size, depth)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # RuntimeError: it wants a password
+        except (
+            zipfile.BadZipFile,
+            NotImplementedError,
+            RuntimeError,
+        ) as error:  # RuntimeError: it wants a password
             self.note(inner, f"cannot be unpacked: {error}")
 
     def _spooled(self, name: str, stream: Stream) -> BinaryIO:

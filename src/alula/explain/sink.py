@@ -51,6 +51,11 @@ class Sink:
         self._runs: list[_Run] = []
         self._current: dict[str | None, _Run] = {}
 
+    @property
+    def num_runs(self) -> int:
+        """How many runs have begun; a reader sees from it whether somebody else began one since it looked last."""
+        return len(self._runs)
+
     def begin_run(self, engine: str | None = None, *, label: Label | None = None, name: str = "") -> None:
         """A new run begins here (a start-up banner, the header of a second table). Later values belong to it.
 
@@ -111,37 +116,47 @@ class Sink:
         """One of many measurements of a quantity in a scope: becomes a median with an interval and a trend."""
         if not _usable(value):
             return
-        samples = self.series(
-            quantity, value, line=line, text=text, engine=engine, reader=reader, scope=scope or Scope()
-        )
-        if samples is not None:
-            samples.add(float(value))
+        series = self._series(quantity, value, scope or Scope(), line, text, engine)
+        self._recognise(reader)
+        if series is not None:
+            series.samples.add(float(value))
 
-    def series(
+    def collected(
         self,
         quantity: Quantity,
-        value: float,
+        samples: Samples,
         *,
         line: int | None = None,
         text: str = "",
         engine: str | None = None,
         reader: str = "",
-        scope: Scope,
-    ) -> Samples | None:
-        """The samples of a quantity in the run under way, for a reader that meets it millions of times; None if full.
+        scope: Scope | None = None,
+    ) -> None:
+        """A whole series that a reader gathered by itself, since millions of single calls would take too long.
 
-        Adds nothing: value, line and text are those of the first sample, if the series is new. Valid until the reader
-        begins another run.
+        line and text: of the first sample. A series that is there already goes on with what was kept of these.
         """
-        run = self._run(engine)
+        if not samples.kept:
+            return
+        series = self._series(quantity, samples.kept[0], scope or Scope(), line, text, engine)
         self._recognise(reader)
-        series = run.series.get((quantity, scope))
         if series is None:
-            if len(run.series) >= MAX_SERIES:
-                return None
+            return
+        if series.samples.num_seen == 0:
+            series.samples = samples
+            return
+        for value in samples.kept:
+            series.samples.add(value)
+
+    def _series(
+        self, quantity: Quantity, value: float, scope: Scope, line: int | None, text: str, engine: str | None
+    ) -> _Series | None:
+        run = self._run(engine)
+        series = run.series.get((quantity, scope))
+        if series is None and len(run.series) < MAX_SERIES:
             first = self._evidence(run, quantity, value, scope, line, text)
             series = run.series[quantity, scope] = _Series(samples=Samples(), first=first)
-        return series.samples
+        return series
 
     def note(self, text: str) -> None:
         """Something to say about the source itself ("cut off in the middle of an object"); said once."""
