@@ -41,14 +41,20 @@ class TraceMaker:
         for index in range(num_kernels):
             if launch_us is None:
                 self._correlation += 1
-                self._event("cuda_runtime", "cudaLaunchKernel", self.now - 10, 5, {"correlation": self._correlation})
+                self._event(
+                    "cuda_runtime", "cudaLaunchKernel", self.now - 10, 5, {"correlation": self._correlation}
+                )
             is_collective = index < num_collectives
             duration = collective_us if is_collective else kernel_us
             arguments: dict[str, Any] = {"device": self.rank, "stream": 7, "correlation": self._correlation}
             if launch_us is not None:
                 arguments |= {"correlation": graph, "graph node id": 100 + index}
             if is_collective and message_elements:
-                arguments |= {"In msg nelems": message_elements, "dtype": "BFloat16", "Collective name": "allreduce"}
+                arguments |= {
+                    "In msg nelems": message_elements,
+                    "dtype": "BFloat16",
+                    "Collective name": "allreduce",
+                }
             self._event("kernel", str(collective) if is_collective else GEMM, self.now, duration, arguments)
             self.now += duration + gap_us
         if span is not None:
@@ -67,7 +73,10 @@ class TraceMaker:
             "schemaVersion": 1,
             "deviceProperties": [{"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 1}],
             "distributedInfo": {"backend": "nccl", "rank": self.rank, "world_size": self.world},
-            "traceEvents": [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}}, *self.events],
+            "traceEvents": [
+                {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
+                *self.events,
+            ],
             "traceName": "trace.json",
         }
         return json.dumps(document, indent=indent)

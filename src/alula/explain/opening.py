@@ -26,6 +26,8 @@ from alula.core.errors import ModelNotFound
 from alula.explain.stream import DAMAGE, Expansion, FileView, Limits, Stream
 
 STDIN = "-"
+_TAR_DAMAGE: tuple[type[Exception], ...] = (tarfile.TarError, *DAMAGE)
+_ZIP_DAMAGE: tuple[type[Exception], ...] = (zipfile.BadZipFile, NotImplementedError, *DAMAGE)
 _HEAD_BYTES = 512  # tar's mark lies at 257
 Progress = Callable[[str, int, int | None], None]  # name, bytes read so far, size where it is known
 
@@ -166,7 +168,7 @@ class Inputs:
                         yield from self._expanded(
                             f"{name}/{member.name}", content.read, lambda: stream.num_read, depth
                         )
-        except (tarfile.TarError, *DAMAGE) as error:
+        except _TAR_DAMAGE as error:
             self.note(name, f"the archive ends early or is damaged: {error}")
 
     def _zip(self, name: str, stream: Stream, depth: int, file: BinaryIO | None) -> Iterator[Source]:
@@ -175,7 +177,7 @@ class Inputs:
             try:
                 archive = held.enter_context(zipfile.ZipFile(seekable))
                 members = [member for member in archive.infolist() if not member.is_dir()]
-            except (zipfile.BadZipFile, NotImplementedError, *DAMAGE) as error:
+            except _ZIP_DAMAGE as error:
                 self.note(name, f"the archive ends early or is damaged: {error}")
                 return
             for member in members:

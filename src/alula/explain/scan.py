@@ -32,7 +32,7 @@ _BYTE_ORDERS = (
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Who wants which lines. whole: lines with such a marker are offered to this taker alone (formats that fill logs)."""
+    """Who wants which lines. whole: lines with such a marker are offered to this taker alone."""
 
     markers: tuple[bytes, ...]
     take: Callable[[int, str], bool]  # line number from 1, cleaned text; True: the next line too
@@ -49,8 +49,8 @@ def scan(stream: Stream, wanted: Sequence[Wanted]) -> None:
 def chunks(stream: Stream) -> Iterator[bytes]:
     """The stream as UTF-8 text without colour codes, cut at line ends; b"" lines only where the text has them."""
     carry = b""
-    for data in _as_utf8(stream):
-        data = carry + data
+    for more in _as_utf8(stream):
+        data = carry + more
         cut = data.rfind(b"\n") + 1
         if not cut and len(data) > MAX_LINE_BYTES:
             cut = len(data)  # a "line" without end: whatever it is, it is not held back

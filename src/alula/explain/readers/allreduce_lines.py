@@ -14,7 +14,8 @@ from alula.profile.quantities import Quantity
 READER = "all-reduce lines"
 Q = Quantity
 _REFUSED = re.compile(
-    r"\b(Custom allreduce|CustomAllreduce|CustomAllReduceV2|CustomAllReduce|QuickAllReduce|Quick allreduce)\b[^.]{0,40}?"
+    r"\b(Custom allreduce|CustomAllreduce|CustomAllReduceV2|CustomAllReduce|QuickAllReduce"
+    r"|Quick allreduce)\b[^.]{0,40}?"
     r"is (?:disabled|not available|not supported)(?: because(?: of)?| due to)? ?(.*)",
     re.I,
 )
@@ -28,7 +29,8 @@ _IPC = re.compile(r"CUDA IPC is unavailable, falling back from \w+ to NCCL allre
 _MNNVL = re.compile(r"(MNNVL AllReduce can't be enabled[^\n]*|falling back to AUTO strategy[^\n]*)", re.I)
 _ORDER = re.compile(r"Using \[([^\]]*)\] all-reduce backends(.{0,60})")
 _CLAIMS = re.compile(
-    r"(PCIe custom allreduce enabled[^\n]*|custom all-?reduce(?: status)?\s*[|:]?\s*(?:ON|ENGAGED|OFF|DISABLED|enabled)\b[^\n]*"
+    r"(PCIe custom allreduce enabled[^\n]*|custom all-?reduce(?: status)?\s*[|:]?\s*(?:ON|ENGAGED|OFF"
+    r"|DISABLED|enabled)\b[^\n]*"
     r"|auto-enabling PCIe P2P[^\n]*|All Reduce config:[^\n]*)",
     re.I,
 )
@@ -52,7 +54,7 @@ class AllReduceLines:
     """Stateless but for the name."""
 
     name = READER
-    markers = (
+    markers: tuple[str, ...] = (
         "llreduce",
         "llReduce",
         "ll-reduce",

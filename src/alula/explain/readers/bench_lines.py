@@ -1,4 +1,4 @@
-"""Single lines with results: send_one, SpecForge, bench_one_batch, vLLM's offline example, and sentences that name numbers.
+"""Single lines with results: send_one, SpecForge, bench_one_batch, vLLM's offline example; sentences with numbers.
 
 Sentences are read in few, strict forms ("364 / 216 / 166 tok/s for k=0/1/2"); whatever else is prose stays prose.
 """
@@ -27,20 +27,23 @@ _SIMPLE: tuple[tuple[re.Pattern[str], Quantity], ...] = (
     (re.compile(rf"\bnum_accepted_tokens: {_N}"), Q.NUM_ACCEPTED),
     (re.compile(rf"\btotal_num_output_tokens: {_N}"), Q.NUM_EMITTED),
     (re.compile(rf"acceptance (?:at|rate of) (?:token|position) 0: {_N}", re.I), Q.ACCEPTANCE),
-)  # fmt: skip
+)
 _POSITION = re.compile(rf"acceptance at (?:token|position) (\d{{1,3}}): {_N}", re.I)
 _DECODE_BATCH = re.compile(rf"Decode \d+\. Batch size: (\d{{1,6}}), latency: {_N} s, throughput: +{_N} token/s")
 _SERIES = r"~?\d+(?:\.\d+)?(?:\s*/\s*~?\d+(?:\.\d+)?)+"
 _SWEEP = re.compile(
-    rf"({_SERIES})\s*(?:tok(?:en)?s?/s(?:ec)?|t/s|tps)?\s+(?:for|with|at)\s+(?:k|n|MTP|steps|depth)\s*=\s*(\d+(?:\s*/\s*\d+)+)",
+    rf"({_SERIES})\s*(?:tok(?:en)?s?/s(?:ec)?|t/s|tps)?\s+(?:for|with|at)\s+(?:k|n|MTP|steps"
+    r"|depth)\s*=\s*(\d+(?:\s*/\s*\d+)+)",
     re.I,
 )
 _LENGTHS = re.compile(
     rf"(?:accept(?:ance|ed)?(?: length)?|tokens per (?:step|cycle))\s+(?:is|of|=|:)?\s*({_SERIES})", re.I
 )
 _PLAIN = re.compile(
-    rf"\b{_N}\s*(?:tok(?:en)?s?/s(?:ec)?|t/s|tps)\s+(?:without (?:speculation|spec|MTP|EAGLE\S*|draft\w*)|base(?:line)?|plain|no spec\w*)\b", re.I
-)  # fmt: skip
+    rf"\b{_N}\s*(?:tok(?:en)?s?/s(?:ec)?|t/s|tps)\s+(?:without (?:speculation|spec|MTP|EAGLE\S*"
+    r"|draft\w*)|base(?:line)?|plain|no spec\w*)\b",
+    re.I,
+)
 _AT = re.compile(rf"\b(?:k|n|steps|depth)\s*=\s*(\d{{1,2}})[ :]+{_N}(?:\s*(?:tok/s|t/s|tps))?\s*@\s*{_N}", re.I)
 
 
@@ -48,10 +51,23 @@ class BenchLines:
     """Stateless but for the name."""
 
     name = READER
-    markers = (
-        "acc_length=", "ccept length", "cceptance length", "acceptance at ", "accept_len", "speed=", "hroughput: ", "num_drafts:",
-        "num_draft_tokens:", "num_accepted_tokens:", "total_num_output_tokens:", "Batch size:", "tok/s", "t/s", "tokens/s",
-    )  # fmt: skip
+    markers: tuple[str, ...] = (
+        "acc_length=",
+        "ccept length",
+        "cceptance length",
+        "acceptance at ",
+        "accept_len",
+        "speed=",
+        "hroughput: ",
+        "num_drafts:",
+        "num_draft_tokens:",
+        "num_accepted_tokens:",
+        "total_num_output_tokens:",
+        "Batch size:",
+        "tok/s",
+        "t/s",
+        "tokens/s",
+    )
 
     def line(self, line: int, text: str, sink: Sink) -> bool:
         if "SpecDecoding metrics" in text or "Avg generation throughput" in text or "draft acceptance" in text:

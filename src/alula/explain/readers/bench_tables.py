@@ -62,7 +62,7 @@ class BenchTables:
     """One source's blocks. The second block without a run in between begins a run."""
 
     name = READER
-    markers = ("Benchmark Result", "| ")
+    markers: tuple[str, ...] = ("Benchmark Result", "| ")
 
     def __init__(self) -> None:
         self._block: list[tuple[int, str]] | None = None

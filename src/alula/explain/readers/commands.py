@@ -6,6 +6,7 @@ what a flag means for an engine is in `settings`.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -30,12 +31,15 @@ _SERVERS = (
     (re.compile(r"\btokenspeed serve\b|\bts serve\b"), "tokenspeed"),
 )
 _CLIENT = re.compile(
-    r"\bvllm bench serve\b|sglang\.bench_serving|benchmark_serving\.py|bench_eagle3\.py|\bevalscope perf\b|\bgenai-perf\b"
+    r"\bvllm bench serve\b|sglang\.bench_serving|benchmark_serving\.py|bench_eagle3\.py"
+    r"|\bevalscope perf\b|\bgenai-perf\b"
     r"|\baiperf\b|send_one\b|bench_one_batch_server|bench_speculative\.py|\bguidellm\b|\bllmperf\b"
 )
 _KNOWN_FLAG = re.compile(
-    r"--(?:speculative-(?:algorithm|algo|config|num-steps|eagle-topk|num-draft-tokens|draft-model-path)|cuda-graph-max-bs"
-    r"|cuda-graph-sizes|enforce-eager|disable-cuda-graph|num-speculative-tokens|spec-type|spec-draft-n-max|tensor-parallel-size"
+    r"--(?:speculative-(?:algorithm|algo|config|num-steps|eagle-topk|num-draft-tokens"
+    r"|draft-model-path)|cuda-graph-max-bs"
+    r"|cuda-graph-sizes|enforce-eager|disable-cuda-graph|num-speculative-tokens|spec-type"
+    r"|spec-draft-n-max|tensor-parallel-size"
     r"|disable-custom-all-reduce|max-cudagraph-capture-size|draft-max)\b"
 )
 _SPECULATIVE_FLAG = re.compile(
@@ -95,11 +99,36 @@ class Commands:
     """One source's commands. A command goes on while its line ends in a backslash or the next begins with a flag."""
 
     name = READER
-    markers = (
-        "vllm", "sglang", "trtllm-", "llama-server", "llama-cli", "llama-spec", "tokenspeed", "benchmark_serving", "bench_",
-        "evalscope perf", "genai-perf", "aiperf", "send_one", "guidellm", "llmperf", "--speculative-", "--cuda-graph-",
-        "--enforce-eager", "--disable-cuda-graph", "--spec-", "--draft-max", "--num-speculative", "--tensor-parallel", "docker run", "podman run", "mpirun", "srun", *PREFIXES,
-    )  # fmt: skip
+    markers: tuple[str, ...] = (
+        "vllm",
+        "sglang",
+        "trtllm-",
+        "llama-server",
+        "llama-cli",
+        "llama-spec",
+        "tokenspeed",
+        "benchmark_serving",
+        "bench_",
+        "evalscope perf",
+        "genai-perf",
+        "aiperf",
+        "send_one",
+        "guidellm",
+        "llmperf",
+        "--speculative-",
+        "--cuda-graph-",
+        "--enforce-eager",
+        "--disable-cuda-graph",
+        "--spec-",
+        "--draft-max",
+        "--num-speculative",
+        "--tensor-parallel",
+        "docker run",
+        "podman run",
+        "mpirun",
+        "srun",
+        *PREFIXES,
+    )
 
     def __init__(self) -> None:
         self._held: list[str] = []
@@ -210,7 +239,7 @@ def _client(place: Place, tokens: Sequence[str], program: str) -> None:
 
 
 def _variables(place: Place, tokens: Sequence[str]) -> None:
-    """`NAME=value` in front of a command and behind docker's -e; `$NAME` and what is none of the engine's is left out."""
+    """`NAME=value` in front of a command or behind docker's -e; `$NAME` and foreign variables are left out."""
     for token in tokens:
         name, equals, value = token.partition("=")
         if equals and NAME.fullmatch(name):
@@ -229,7 +258,7 @@ def _flags(tokens: Sequence[str]) -> Iterable[tuple[str, Any]]:
         if equals:
             yield name, _value(inline)
             continue
-        values = []
+        values: list[str] = []
         while index < len(tokens) and _is_value(tokens[index], values):
             values.append(tokens[index])
             index += 1
@@ -258,7 +287,7 @@ def _unquoted(token: str) -> str:
 
 
 def _positional_model(tokens: Sequence[str]) -> str | None:
-    for before, token in zip(tokens, tokens[1:], strict=False):
+    for before, token in itertools.pairwise(tokens):
         if before in ("serve", "trtllm-serve") and not token.startswith("-"):
             return token if re.search(r"[/\d]", token) and not token.startswith("$") else None
     return None
@@ -266,7 +295,8 @@ def _positional_model(tokens: Sequence[str]) -> str | None:
 
 def _engine_of_flags(text: str) -> str | None:
     if re.search(
-        r"--speculative-(?:algorithm|algo|num-steps|eagle-topk|num-draft-tokens|draft-model-path)|--cuda-graph-max-bs",
+        r"--speculative-(?:algorithm|algo|num-steps|eagle-topk|num-draft-tokens|draft-model-path)"
+        r"|--cuda-graph-max-bs",
         text,
     ):
         return "sglang"

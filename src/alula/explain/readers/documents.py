@@ -171,7 +171,8 @@ def _kubernetes(place: Place, document: Mapping[str, Any]) -> bool:
     containers = document.get("containers")
     if not isinstance(containers, list):
         return False
-    return any([_container(place, one) for one in containers if isinstance(one, dict)])
+    found = [_container(place, one) for one in containers if isinstance(one, dict)]
+    return any(found)
 
 
 def _container(place: Place, service: Mapping[str, Any]) -> bool:

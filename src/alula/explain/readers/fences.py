@@ -1,4 +1,4 @@
-"""Structured text inside other text: a fenced block of Markdown with JSON, YAML or CSV, or one line that is a JSON object."""
+"""Structured text inside other text: a fenced block of JSON, YAML or CSV, or a line that is a JSON object."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ from alula.explain.sink import Sink
 READER = "JSON and YAML"
 _MAX_BLOCK = 1 << 18
 _KEYS = (
-    '"speculative_algorithm"', '"specDecodingStats"', '"iterLatencyMS"', '"output_throughput"', '"architectures"', '"accept_length"',
-    '"mean_tpot_ms"', '"vllm_config"', '"avg_spec_accept_length"',
-)  # fmt: skip
+    '"speculative_algorithm"',
+    '"specDecodingStats"',
+    '"iterLatencyMS"',
+    '"output_throughput"',
+    '"architectures"',
+    '"accept_length"',
+    '"mean_tpot_ms"',
+    '"vllm_config"',
+    '"avg_spec_accept_length"',
+)
 
 
 class Fences:
     """One source's blocks and JSON lines."""
 
     name = READER
-    markers = ("```json", "```yaml", "```yml", "```csv", "~~~json", "~~~yaml", *_KEYS)
+    markers: tuple[str, ...] = ("```json", "```yaml", "```yml", "```csv", "~~~json", "~~~yaml", *_KEYS)
 
     def __init__(self) -> None:
         self._kind = ""

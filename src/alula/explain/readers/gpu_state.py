@@ -39,7 +39,7 @@ class GpuState:
     """One source's reports. In `-q` values are told apart by their sections' indentation."""
 
     name = READER
-    markers = (
+    markers: tuple[str, ...] = (
         "NVSMI LOG",
         "GPU 0000",
         "Driver Version",
@@ -69,9 +69,8 @@ class GpuState:
             or _GPU.match(text)
             or "Clocks Event Reasons" in text
             or "Clocks Throttle" in text
-        ):
-            if not self._mode.startswith(("q", "table")) or "NVSMI LOG" in text:
-                self._mode, self._gpu, self._path = ("table" if "NVIDIA-SMI" in text else "q"), -1, []
+        ) and (not self._mode.startswith(("q", "table")) or "NVSMI LOG" in text):
+            self._mode, self._gpu, self._path = ("table" if "NVIDIA-SMI" in text else "q"), -1, []
         self._versions(place)
         return self._goes_on(place)
 

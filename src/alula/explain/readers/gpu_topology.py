@@ -21,7 +21,7 @@ class GpuTopology:
     """One source's matrices. Several copies of the same matrix (one a rank) are the same evidence."""
 
     name = READER
-    markers = ("GPU0",)
+    markers: tuple[str, ...] = ("GPU0",)
 
     def __init__(self) -> None:
         self._columns: list[str] = []

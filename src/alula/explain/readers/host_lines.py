@@ -1,4 +1,4 @@
-"""Lines about the host: PCIe access control, kernel command line, the driver's registry keys, sentences about clocks."""
+"""Lines about the host: PCIe access control, kernel command line, the driver's registry keys, clocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _CMDLINE = re.compile(r"BOOT_IMAGE=|\broot=\S+|\b(?:amd_|intel_)?iommu=\w+|\bpci
 _ASPM = re.compile(r"\bpcie_(aspm|acs_override)=(\S+)")
 _REGISTRY = re.compile(r"RegistryDwords:\s*\"?([^\"]*)\"?")
 _DMAR = re.compile(
-    r"(?:AMD-Vi|DMAR): (?:Interrupt remapping enabled|IOMMU enabled)|iommu: Default domain type: (Translated|Passthrough)"
+    r"(?:AMD-Vi|DMAR): (?:Interrupt remapping enabled|IOMMU enabled)"
+    r"|iommu: Default domain type: (Translated|Passthrough)"
 )
 _SM_CLOCK = re.compile(r"\bSM clocks?\D{0,20}?(\d{2,5})(?:\s*-\s*(\d{2,5}))?\s*MHz", re.I)
 _POWER = re.compile(r"\bpower(?: draw)?\D{0,12}?([\d.]{1,8})\s*W\b", re.I)
@@ -28,7 +29,7 @@ class HostLines:
     """Stateless but for the name."""
 
     name = READER
-    markers = (
+    markers: tuple[str, ...] = (
         "ReqRedir",
         "iommu",
         "IOMMU",

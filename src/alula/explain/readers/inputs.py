@@ -9,7 +9,7 @@ import io
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, Protocol, cast, runtime_checkable
+from typing import Any, BinaryIO, Protocol, cast, runtime_checkable
 
 from alula.explain.opening import Inputs, Source
 from alula.explain.readers.documents import read_document
@@ -147,7 +147,7 @@ class _Raw(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override] - the base names no parameter type
+    def readinto(self, buffer: Any) -> int:
         taken = self._stream.read(len(buffer))
         buffer[: len(taken)] = taken
         return len(taken)

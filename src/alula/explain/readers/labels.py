@@ -25,13 +25,23 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
 
 # Tried in order on the label in lower case with single spaces in place of underscores.
 _PATTERNS: tuple[tuple[str, Meaning], ...] = (
-    (r"speed ?up|wall|total token|input token throughput|peak|duration|request throughput|prompt throughput|std|p9\d|p50", Meaning()),
+    (
+        r"speed ?up|wall|total token|input token throughput|peak|duration|request throughput"
+        r"|prompt throughput|std|p9\d|p50",
+        Meaning(),
+    ),
     (r"^(?:min|max)\b(?!.*concurren)", Meaning()),
     (r"position (\d+)", Meaning(quantity=Q.ACCEPTANCE)),
-    (r"accept(?:ed|ance)?[ _/]*(?:rate)? ?\(?%|(?:draft )?accept(?:ance|ed)? ?rate|accepted ?/ ?drafted|accept %",
-     Meaning(quantity=Q.ACCEPTED_PER_DRAFTED)),
-    (r"acc(?:ept(?:ed|ance)?)?[ .]*(?:len(?:gth)?)\b|tokens? ?(?:/|per) ?(?:step|cycle|iter|verify|forward)|^tau$|mean accepted|^acc ?len$"
-     r"|^al$|^τ$", Meaning(quantity=Q.TOKENS_PER_CYCLE)),
+    (
+        r"accept(?:ed|ance)?[ _/]*(?:rate)? ?\(?%|(?:draft )?accept(?:ance|ed)? ?rate|accepted ?/ ?drafted|accept %",
+        Meaning(quantity=Q.ACCEPTED_PER_DRAFTED),
+    ),
+    (
+        r"acc(?:ept(?:ed|ance)?)?[ .]*(?:len(?:gth)?)\b|tokens? ?(?:/|per) ?(?:step|cycle|iter|verify"
+        r"|forward)|^tau$|mean accepted|^acc ?len$"
+        r"|^al$|^τ$",
+        Meaning(quantity=Q.TOKENS_PER_CYCLE),
+    ),
     (r"accepted tokens|num accepted|n accept", Meaning(quantity=Q.NUM_ACCEPTED)),
     (r"draft(?:ed)? tokens (?:total|drafted)|num draft tokens|n drafted", Meaning(quantity=Q.NUM_DRAFTED)),
     (r"num drafts", Meaning(quantity=Q.NUM_CYCLES)),
@@ -43,22 +53,38 @@ _PATTERNS: tuple[tuple[str, Meaning], ...] = (
     (r"draft.*\bms\b(?! ?/ ?step)|\bms\b.*draft", Meaning(quantity=Q.DRAFT_MS)),
     (r"ms ?/ ?cyc|cycle.*\bms\b", Meaning(quantity=Q.CYCLE_MS)),
     (r"ms ?/ ?step|step.*\bms\b|\bms\b ?per step|step time", Meaning(quantity=Q.STEP_MS)),
-    (r"tok(?:en)?s?[ /]*(?:per )?/? ?s(?:ec(?:ond)?)?\b|\bt/s\b|\btps\b|output throughput|gen(?:eration)? throughput|^throughput|decode speed"
-     r"|^speed\b|tok/sec", Meaning(quantity=Q.TOKENS_PER_S)),
-    (r"concurren|^parallel|num parallel|^streams?$|^users$|^clients$", Meaning(axis="batch", quantity=Q.CONCURRENCY)),
+    (
+        r"tok(?:en)?s?[ /]*(?:per )?/? ?s(?:ec(?:ond)?)?\b|\bt/s\b|\btps\b|output throughput"
+        r"|gen(?:eration)? throughput|^throughput|decode speed"
+        r"|^speed\b|tok/sec",
+        Meaning(quantity=Q.TOKENS_PER_S),
+    ),
+    (
+        r"concurren|^parallel|num parallel|^streams?$|^users$|^clients$",
+        Meaning(axis="batch", quantity=Q.CONCURRENCY),
+    ),
     (r"^(?:batch(?: size)?|bs|num prompts in flight|running)$", Meaning(axis="batch")),
     (r"^(?:n )?ubatch$|^n_ubatch$|^rows$|^width$", Meaning(axis="width")),
-    (r"^(?:k|n|mtp(?: ?n)?|depth|draft ?(?:depth|len(?:gth)?|tokens?|n|max)|num spec(?:ulative)?(?: tokens)?|spec(?:ulative)? ?(?:num ?)?steps?"
-     r"|num steps|steps|n ?max|speculative tokens|k \(drafts\))$", Meaning(axis="steps")),
+    (
+        r"^(?:k|n|mtp(?: ?n)?|depth|draft ?(?:depth|len(?:gth)?|tokens?|n|max)"
+        r"|num spec(?:ulative)?(?: tokens)?|spec(?:ulative)? ?(?:num ?)?steps?"
+        r"|num steps|steps|n ?max|speculative tokens|k \(drafts\))$",
+        Meaning(axis="steps"),
+    ),
     (r"^(?:size|bytes|message|message size|num bytes)$|\(b\)$", Meaning(axis="num_bytes")),
     (r"^(?:model|target)$", Meaning(quantity=Q.MODEL)),
     (r"^dataset(?: name)?$", Meaning(quantity=Q.DATASET)),
-    (r"^(?:test|config(?:uration)?|setting|mode|variant|run|name|method|algorithm|backend|engine|case|nccl proto|category|#|metric"
-     r"|steps ?, ?topk ?, ?tokens|steps/topk/tokens|\(steps, ?topk, ?tokens\))$", Meaning(axis="label")),
-)  # fmt: skip
+    (
+        r"^(?:test|config(?:uration)?|setting|mode|variant|run|name|method|algorithm|backend|engine|case"
+        r"|nccl proto|category|#|metric"
+        r"|steps ?, ?topk ?, ?tokens|steps/topk/tokens|\(steps, ?topk, ?tokens\))$",
+        Meaning(axis="label"),
+    ),
+)
 _COMPILED = tuple((re.compile(pattern), meaning) for pattern, meaning in _PATTERNS)
 PLAIN_WORDS = re.compile(
-    r"\b(?:baseline|base(?!d)|plain|vanilla|none|off|autoregressive|no[- ]?(?:spec\w*|mtp|eagle\w*|draft)|non[- ](?:spec\w*|mtp)"
+    r"\b(?:baseline|base(?!d)|plain|vanilla|none|off|autoregressive|no[- ]?(?:spec\w*|mtp|eagle\w*"
+    r"|draft)|non[- ](?:spec\w*|mtp)"
     r"|w/?o|without|disabled|normal)\b",
     re.I,
 )
@@ -92,7 +118,7 @@ def _share(text: str) -> float:
 
 
 def side_of(text: str) -> Quantity | None:
-    """Whether words name the plain or the speculative side, as the rate's quantity; None where they say neither or both."""
+    """The side that words name, as the quantity of its rate; None where they say neither."""
     plain, spec = PLAIN_WORDS.search(text), SPEC_WORDS.search(text)
     if plain and (not spec or plain.start() < spec.start()):
         return Q.PLAIN_TOKENS_PER_S

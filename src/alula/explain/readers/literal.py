@@ -1,7 +1,7 @@
 """Reads what Python programs print of their objects: `ServerArgs(tp_size=8, bs=[1, 2], decode=PhaseConfig(...))`.
 
-Also dict and list displays, JSON, and enum members in angle brackets. Tolerant: an unknown word is a string, a text that
-is cut off gives what stood before the cut. Never evaluates anything.
+Also dict and list displays, JSON, and enum members in angle brackets. Tolerant: an unknown word is a string, a text
+that is cut off gives what stood before the cut. Never evaluates anything.
 """
 
 from __future__ import annotations
@@ -142,10 +142,14 @@ class _Parser:
         return self.value(depth + 1)
 
     def _after(self, position: int) -> str:
-        end = _SPACE.match(self._text, position).end()  # type: ignore[union-attr] - matches the empty string
+        end = self._skip(position)
         return self._text[end : end + 1]
 
     def _peek(self) -> str:
         """The next sign that is not a space; "" at the end."""
-        self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+        self._at = self._skip(self._at)
         return self._text[self._at : self._at + 1]
+
+    def _skip(self, position: int) -> int:
+        match = _SPACE.match(self._text, position)
+        return match.end() if match else position

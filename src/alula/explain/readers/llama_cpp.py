@@ -26,7 +26,8 @@ _STATISTICS = re.compile(r"statistics\s+(?:draft-)?([\w\-]+):")
 _FIELD = re.compile(r"#([a-z ]+?)(?:\(b,g,a\))? = ((?:\d+ ?)+)")
 _DURATIONS = re.compile(rf"dur\(b,g,a\) = {_NUMBER}, {_NUMBER}, {_NUMBER} ms")
 _EVAL = re.compile(
-    rf"(?<!prompt )eval time =\s+{_NUMBER} ms /\s+(\d+) (?:tokens|runs)\s*\(\s*{_NUMBER} ms per token,\s+{_NUMBER} tokens per second"
+    rf"(?<!prompt )eval time =\s+{_NUMBER} ms /\s+(\d+) (?:tokens"
+    rf"|runs)\s*\(\s*{_NUMBER} ms per token,\s+{_NUMBER} tokens per second"
 )
 _SLOT = re.compile(r"slot print_timing: id\s+(\d+) \| task (\d+)")
 _BUILD = re.compile(r"\bbuild:?\s*=?\s*(\d{3,6}) \(([0-9a-f]{6,})\)")
@@ -46,7 +47,7 @@ class LlamaCppLines:
     """One source's statistics. The eval line of a request comes before or after its acceptance line."""
 
     name = READER
-    markers = (
+    markers: tuple[str, ...] = (
         "eval time =",
         "draft acceptance",
         "statistics ",

@@ -62,7 +62,7 @@ class MetricsText:
     """One source's samples. A second scrape of the same counters takes the place of the first (counters only grow)."""
 
     name = READER
-    markers = ("sglang:", "vllm:", "lmdeploy:", "tokenspeed:", "sglang_", "vllm_", "alula_")
+    markers: tuple[str, ...] = ("sglang:", "vllm:", "lmdeploy:", "tokenspeed:", "sglang_", "vllm_", "alula_")
 
     def __init__(self) -> None:
         # engine, counter, label -> value with its line; labels of several engine processes are added up by key

@@ -34,9 +34,9 @@ def add_model_config(place: Place, config: Mapping[str, Any]) -> bool:
     sizes = {**config, **inner} if isinstance(inner, dict) else dict(config)
     architectures = config.get("architectures")
     names = [one for one in architectures if isinstance(one, str)] if isinstance(architectures, list) else []
-    if not names and not ("model_type" in config and "hidden_size" in sizes):
-        if "speculators_model_type" not in config:
-            return False
+    known = bool(names) or ("model_type" in config and "hidden_size" in sizes) or "speculators_model_type" in config
+    if not known:
+        return False
     architecture = names[0] if names else str(config.get("speculators_model_type") or config.get("model_type"))
     if _is_head(config, architecture):
         _head(place, config, sizes, architecture)

@@ -1,7 +1,7 @@
 """NCCL's own log, of any number of ranks: variables, transports, channels, choices, plug-ins, links that it refused.
 
-Only NCCL's TUNING lines say algorithm and protocol. Lines are tied to a rank by the process number in their prefix, once an
-init line of that process named its rank.
+Only NCCL's TUNING lines say algorithm and protocol. Lines are tied to a rank by the process number in their prefix,
+once an init line of that process named its rank.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class NcclLog:
     """One source's NCCL lines. Everything of a process is given at the end, when its rank is known."""
 
     name = READER
-    markers = ("NCCL ", "Func/Proto/Algo", "Bytes -> ", "nccl.conf")
+    markers: tuple[str, ...] = ("NCCL ", "Func/Proto/Algo", "Bytes -> ", "nccl.conf")
 
     def __init__(self) -> None:
         self._processes: dict[str, _Process] = {}
@@ -141,7 +141,7 @@ class NcclLog:
         place.add(Q.NCCL_ALGORITHM, algorithm, num_bytes=size)
 
     def _matrix(self, number: int, text: str, sink: Sink) -> bool:
-        """The table of what may be used, which NCCL prints where a variable restricts it: 1 is yes, 2 is LL128 by itself."""
+        """What may be used, as NCCL prints it where a variable restricts it: 1 is yes, 2 is LL128 by itself."""
         if match := _MATRIX_HEAD.search(text):
             self._columns = match[1].split()
             return True
@@ -161,7 +161,10 @@ class NcclLog:
     def end(self, sink: Sink) -> None:
         for key, process in self._processes.items():
             worker = f"pid={key.rsplit(':', 1)[-1]}" if key else None
-            scope = {"rank": process.rank, "worker": None if process.rank is not None else worker}
+            scope: dict[str, object] = {
+                "rank": process.rank,
+                "worker": None if process.rank is not None else worker,
+            }
             self._emit(sink, process, scope)
         if self._env_logged is not None:
             Place(sink, READER, *self._env_logged).add(Q.NCCL_ENV_LOGGED, True)

@@ -13,7 +13,8 @@ Q = Quantity
 _HEAD = re.compile(r"^#\s+size\s+count\s+type")
 _DEVICE = re.compile(r"#\s+Rank\s+(\d+)\s+.*?device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
 _ROW = re.compile(
-    r"^\s*(\d{1,15})\s+(\d{1,15})\s+(\w+)\s+(?:(\w+)\s+)?(?:-?\d+\s+)?([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(\S+)(?:\s+([\d.]+))?"
+    r"^\s*(\d{1,15})\s+(\d{1,15})\s+(\w+)\s+(?:(\w+)\s+)?(?:-?\d+\s+)?([\d.]+)\s+([\d.]+)\s+([\d.]+)\s"
+    r"+(\S+)(?:\s+([\d.]+))?"
 )
 
 
@@ -21,7 +22,7 @@ class NcclTests:
     """One source's tables. In-place times are the second column; the out-of-place one is given."""
 
     name = READER
-    markers = ("#       size", "# Rank ", "#  Rank", "#   Rank", "# nThread", "Collective test")
+    markers: tuple[str, ...] = ("#       size", "# Rank ", "#  Rank", "#   Rank", "# nThread", "Collective test")
 
     def __init__(self) -> None:
         self._in_table = False

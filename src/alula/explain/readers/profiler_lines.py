@@ -15,12 +15,16 @@ READER = "profiler lines"
 Q = Quantity
 _PER = r"(?:\s*/\s*|\s+per\s+|\s+a\s+)(?:cyc(?:le)?|step|iter(?:ation)?|forward|verify|round)\b"
 _ROW = re.compile(
-    rf"(?P<label>[A-Za-z][\w \-/+()\[\].]{{1,60}}?)\s*[:=|│]\s*(?:[~≈]\s*)?(?P<value>\d[\d,]*(?:\.\d+)?)\s*(?P<unit>ms|us|µs)(?P<per>{_PER})?", re.I
-)  # fmt: skip
+    rf"(?P<label>[A-Za-z][\w \-/+()\[\].]{{1,60}}?)\s*[:="
+    rf"|│]\s*(?:[~≈]\s*)?(?P<value>\d[\d,]*(?:\.\d+)?)\s*(?P<unit>ms|us|µs)(?P<per>{_PER})?",
+    re.I,
+)
 _LOOSE = re.compile(
-    rf"\b(?P<label>(?:target |verify|draft|plain|baseline|decode|cycle|spec)[\w \-]{{0,40}}?)\s+(?:takes |took |is |costs |at )?"
-    rf"(?P<value>\d[\d,]*(?:\.\d+)?)\s*(?P<unit>ms)(?P<per>{_PER})", re.I
-)  # fmt: skip
+    r"\b(?P<label>(?:target |verify|draft|plain|baseline|decode|cycle"
+    rf"|spec)[\w \-]{{0,40}}?)\s+(?:takes |took |is |costs |at )?"
+    rf"(?P<value>\d[\d,]*(?:\.\d+)?)\s*(?P<unit>ms)(?P<per>{_PER})",
+    re.I,
+)
 _PHASES: tuple[tuple[re.Pattern[str], Quantity, str | None], ...] = (
     (re.compile(r"draft[ _\-]*extend|extend", re.I), Q.EXTEND_MS, None),
     (re.compile(r"graph ?launch", re.I), Q.GRAPH_LAUNCH_MS, None),
@@ -52,7 +56,7 @@ class ProfilerLines:
     """Stateless but for the name."""
 
     name = READER
-    markers = (
+    markers: tuple[str, ...] = (
         "ms/cyc",
         "ms/step",
         "ms / cyc",
@@ -73,8 +77,8 @@ class ProfilerLines:
                 _value(place, match)
             if matches:
                 break
-        if (match := _NODES.search(text)) and "graph" in text.lower():
-            count = number(match[1] or match[2])
+        if (nodes := _NODES.search(text)) and "graph" in text.lower():
+            count = number(nodes[1] or nodes[2])
             phase = "verify" if re.search(r"verif", text, re.I) else "draft" if "draft" in text.lower() else None
             if count:
                 place.add(Q.GRAPH_NODES, int(count), **({"phase": phase} if phase else {}))

@@ -1,7 +1,7 @@
 """What an engine's settings are called, in its flags, configs and dumps, and which quantity each is.
 
-One table an engine; a name is matched without dashes and case. Knows names and the forms of their values, not where they
-were printed.
+One table an engine; a name is matched without dashes and case. Knows names and the forms of their values, not where
+they were printed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ _PHASES_OF_BACKENDS = {
 # Flags worth keeping although no quantity is theirs.
 _INTEREST = re.compile(
     r"cuda_?graph|cudagraph|all_?reduce|specul|spec_|overlap|async_sched|determin|symm|mscclpp|nccl|nvls|attention"
-    r"|moe|expert|page_size|block_size|schedule|log_interval|mem_frac|utilization|compil|eager|quant|dtype|graph|pdmux"
+    r"|moe|expert|page_size|block_size|schedule|log_interval|mem_frac|utilization|compil|eager|quant"
+    r"|dtype|graph|pdmux"
     r"|batched_tokens|prefix_caching|radix|draft|split_mode|ngl|ubatch|batch_size|flash_attn|context|max_model_len"
     r"|ignore_eos|pipeline|nnodes|disagg|device|n_gpu_layers|no_kv_offload|tensor_split|main_gpu|spec\b"
 )
@@ -263,7 +264,6 @@ _SPECIAL: dict[tuple[str, str], Callable[[Place, str, Any], None]] = {
     ("vllm", "compilation_config.cudagraph_mode"): _graph_mode,
     ("vllm", "cudagraph_capture_sizes"): _graph_tokens,
     ("vllm", "cuda_graph_sizes"): _graph_tokens,
-    ("vllm", "cudagraph_capture_sizes"): _graph_tokens,
     ("vllm", "max_cudagraph_capture_size"): _graph_tokens,
     ("vllm", "max_capture_size"): _graph_tokens,
     ("sglang", "cuda_graph_bs"): _graph_requests,

@@ -32,7 +32,7 @@ class SglangLog:
     """One source's SGLang lines. A dump of server arguments begins a run."""
 
     name = READER
-    markers = (
+    markers: tuple[str, ...] = (
         "ServerArgs(",
         "cuda graph ",
         "Capturing batches (bs=",
@@ -101,6 +101,7 @@ class SglangLog:
         if not arguments or "model_path" not in arguments:
             return
         self._steps.flush(sink, self._speculates)
+        self._steps = DecodeLines()
         self._largest = 0
         sink.begin_run(ENGINE)
         self._speculates = arguments.get("speculative_algorithm") is not None

@@ -51,7 +51,7 @@ class _Series(msgspec.Struct):
 
 
 class DecodeLines:
-    """The lines of one run. `line` takes one; `flush` hands everything to the sink and forgets it."""
+    """The lines of one run. `line` takes one; `flush`, the last call, hands everything to the sink."""
 
     def __init__(self) -> None:
         self._series: dict[tuple[bool, Quantity, int | None], _Series] = {}
@@ -175,7 +175,6 @@ class DecodeLines:
             if len(kinds) > 1 and not speculative and speculates is None:
                 sink.begin_run(ENGINE, label=Label.BASELINE, name="lines without accept len")
             self._emit(sink, speculative, speculates)
-        self.__init__()  # type: ignore[misc] - as new for the next run
 
     def _emit(self, sink: Sink, speculative: bool, speculates: bool | None) -> None:
         for (kind, quantity, batch), one in self._series.items():

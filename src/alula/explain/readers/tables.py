@@ -1,7 +1,7 @@
 """Tables of benchmark results: Markdown, CSV, tab-separated, box-drawn. Rows become values with coordinates.
 
-A row is plain or speculative by its words or by its number of drafts; a column likewise by its head. What a column means
-is in `labels`. A table without any known column is nobody's.
+A row is plain or speculative by its words or by its number of drafts; a column likewise by its head. What a column
+means is in `labels`. A table without any known column is nobody's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tables:
 
     name = READER
     # Commas and tabs stand in every second log line: such tables are read where a whole file is one (`documents`).
-    markers = ("|", "│", "┃", "_t/s")
+    markers: tuple[str, ...] = ("|", "│", "┃", "_t/s")
 
     def __init__(self) -> None:
         self._header: list[Meaning | None] = []

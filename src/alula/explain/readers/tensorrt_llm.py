@@ -1,7 +1,7 @@
 """TensorRT-LLM's lines: iteration statistics as JSON or Python text, `trtllm-bench`'s acceptance table, its gate.
 
-`iterLatencyMS` spans about two loops with overlap scheduling (its own profiler's source says so), so it is kept only where
-the GPU's forward time is missing.
+`iterLatencyMS` spans about two loops with overlap scheduling (its own profiler's source says so), so it is kept only
+where the GPU's forward time is missing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TensorRtLines:
     """Stateless but for the name."""
 
     name = READER
-    markers = (
+    markers: tuple[str, ...] = (
         "TensorRT-LLM version",
         "[AR] ",
         "[SpeculationGate]",

@@ -1,7 +1,7 @@
 """PyTorch-profiler (Kineto) and Chrome traces of one or many ranks, as evidence by phase.
 
-Collectives: over several ranks, a call's shortest time is its transfer and the rest is waiting; one rank alone cannot tell
-them apart, and nothing is said. Source: specs/log-formats.md section 12.
+Collectives: over several ranks, a call's shortest time is its transfer and the rest is waiting; one rank alone cannot
+tell them apart, and nothing is said. Source: specs/log-formats.md section 12.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _emit(place: Place, data: TraceData, found: Sequence[Occurrence], rank: int 
 
 
 def _phase(place: Place, data: TraceData, phase: str, found: Sequence[Occurrence], rank: int | None) -> None:
-    at = {"phase": phase} | ({"rank": rank} if rank is not None else {})
+    at: dict[str, object] = {"phase": phase} | ({"rank": rank} if rank is not None else {})
     for one in found:
         place.sample(Q.GPU_SPAN_MS, one.span_ms, **at)
         place.sample(Q.GPU_BUSY_MS, one.busy_ms, **at)

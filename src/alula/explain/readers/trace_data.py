@@ -22,14 +22,25 @@ _SPAN_CATS = {"gpu_user_annotation": True, "user_annotation": False}  # whether 
 _STEP = re.compile(r"^step\[([A-Z_]+)(?:[^\]]*?\bbs=(\d+))?")
 _CONTEXT = re.compile(r"^execute_(?:\d+_)?context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
 _STEP_MODES = {
-    "TARGET_VERIFY": "verify", "DECODE": "decode", "EXTEND": "prefill", "MIXED": "prefill", "DRAFT_EXTEND": "extend",
+    "TARGET_VERIFY": "verify",
+    "DECODE": "decode",
+    "EXTEND": "prefill",
+    "MIXED": "prefill",
+    "DRAFT_EXTEND": "extend",
     "DRAFT_EXTEND_V2": "extend",
-}  # fmt: skip
+}
 _NAMED = {
-    "draft": "draft", "eagle_draft": "draft", "draft_extend": "extend", "eagle_draft_extend": "extend", "verify": "verify",
-    "target_verify": "verify", "gpu_model_runner: forward": "target", "gpu_model_runner: draft": "draft",
-    "gpu_model_runner: sample": "accept", "decode": "decode",
-}  # fmt: skip
+    "draft": "draft",
+    "eagle_draft": "draft",
+    "draft_extend": "extend",
+    "eagle_draft_extend": "extend",
+    "verify": "verify",
+    "target_verify": "verify",
+    "gpu_model_runner: forward": "target",
+    "gpu_model_runner: draft": "draft",
+    "gpu_model_runner: sample": "accept",
+    "decode": "decode",
+}
 
 
 class _KernelArguments(msgspec.Struct):

@@ -1,7 +1,7 @@
 """Streams the events of a Chrome trace (PyTorch's Kineto among them), a few mebibytes of JSON at a time.
 
-A piece is cut where one event ends and the next begins, and decoded as a list; a wrong cut leaves brackets open and does
-not decode, so no cut is ever believed wrongly. Knows JSON and the event form, not what events mean.
+A piece is cut where one event ends and the next begins, and decoded as a list; a wrong cut leaves brackets open and
+does not decode, so no cut is ever believed wrongly. Knows JSON and the event form, not what events mean.
 """
 
 from __future__ import annotations

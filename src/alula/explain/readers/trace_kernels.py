@@ -35,16 +35,27 @@ _FAMILIES: tuple[tuple[re.Pattern[str], Family], ...] = tuple(
         (r"cross_device_reduce_1stage", ("custom", "custom one-shot")),
         (r"cross_device_reduce_2stage", ("custom", "custom two-shot")),
         (r"all_reduce_one_shot(?:_push)?_kernel|all_reduce_two_shot(?:_push)?_kernel", ("custom_v2", "custom v2")),
-        (r"push_oneshot_param_kernel|ipc_tp2_remote_push_kernel|ipc_rsag_(?:ring_)?push_param_kernel|ipc_topo_rsag8_\w+_param_kernel"
-         r"|pcie_ipc_comm", ("flashinfer_pcie_ipc", "flashinfer PCIe IPC")),
-        (r"allreduce_fusion_kernel_oneshot|oneshotAllreduceFusionKernel|oneShotAllReduceKernel|lamport_style_one_shot_all_reduce"
-         r"|one_shot_(?:prenorm_)?all_reduce_norm_kernel", ("flashinfer", "flashinfer one-shot")),
-        (r"allreduce_fusion_kernel_twoshot|twoshotAllreduceKernel|twoShotAllReduceKernel", ("flashinfer", "flashinfer two-shot")),
+        (
+            r"push_oneshot_param_kernel|ipc_tp2_remote_push_kernel|ipc_rsag_(?:ring_)?push_param_kernel"
+            r"|ipc_topo_rsag8_\w+_param_kernel"
+            r"|pcie_ipc_comm",
+            ("flashinfer_pcie_ipc", "flashinfer PCIe IPC"),
+        ),
+        (
+            r"allreduce_fusion_kernel_oneshot|oneshotAllreduceFusionKernel|oneShotAllReduceKernel"
+            r"|lamport_style_one_shot_all_reduce"
+            r"|one_shot_(?:prenorm_)?all_reduce_norm_kernel",
+            ("flashinfer", "flashinfer one-shot"),
+        ),
+        (
+            r"allreduce_fusion_kernel_twoshot|twoshotAllreduceKernel|twoShotAllReduceKernel",
+            ("flashinfer", "flashinfer two-shot"),
+        ),
         (r"moe(?:reduce|finalize)_allreduce_fusion_kernel", ("flashinfer", "flashinfer MoE fusion")),
         (r"allreduce(?:Packet|AllPairs|Fullmesh|RsAg\w*|Nvls\w*)\b", ("mscclpp", "mscclpp")),
         (r"\bxar_", ("alula", "alula")),
     )
-)  # fmt: skip
+)
 
 
 def family_of(name: str) -> Family | None:

@@ -1,11 +1,12 @@
 """Adds up one rank's kernels by phase: how long, how busy, how many, from graphs or not, which collectives.
 
-Phases come from marks on the device's time line; else from marks on the host's, through the call that launched a kernel;
-else from the graphs themselves: the longest graph of a repeating set is the target's forward.
+Phases come from marks on the device's time line; else from marks on the host's, through the call that launched a
+kernel; else from the graphs themselves: the longest graph of a repeating set is the target's forward.
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -162,7 +163,7 @@ def cycles(found: Sequence[Occurrence], anchor: str) -> list[Cycle]:
     """The cycles between forwards of phase `anchor` ("verify" or "decode"); those with a prompt or a stall left out."""
     starts = [at for at, one in enumerate(found) if one.span.phase == anchor]
     whole: list[Cycle] = []
-    for first, second in zip(starts, starts[1:], strict=False):
+    for first, second in itertools.pairwise(starts):
         inside = found[first:second]
         if any(one.span.phase == "prefill" for one in inside):
             continue

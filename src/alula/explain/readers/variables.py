@@ -16,16 +16,37 @@ from alula.profile.quantities import Quantity
 
 READER = "environment variables"
 PREFIXES = (
-    "NCCL_", "RCCL_", "CUDA_", "VLLM_", "SGLANG_", "SGL_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "TRTLLM_", "TLLM_",
-    "FLASHINFER_", "GGML_", "LLAMA_", "OMP_", "UCX_", "GLOO_", "TOKENSPEED_", "MSCCLPP_", "TRITON_", "RAY_", "ALULA_",
-)  # fmt: skip
+    "NCCL_",
+    "RCCL_",
+    "CUDA_",
+    "VLLM_",
+    "SGLANG_",
+    "SGL_",
+    "TORCH_",
+    "TORCHINDUCTOR_",
+    "PYTORCH_",
+    "TRTLLM_",
+    "TLLM_",
+    "FLASHINFER_",
+    "GGML_",
+    "LLAMA_",
+    "OMP_",
+    "UCX_",
+    "GLOO_",
+    "TOKENSPEED_",
+    "MSCCLPP_",
+    "TRITON_",
+    "RAY_",
+    "ALULA_",
+)
 NAME = re.compile(rf"(?:{'|'.join(PREFIXES)})[A-Z0-9_]{{1,80}}")
 _SECRET = re.compile(r"KEY|TOKEN(?!S|IZER)|SECRET|PASSW|CREDENTIAL|AUTH")
 _VALUE = r"""("[^"\n]*"|'[^'\n]*'|[^\s"'#;&|)]*)"""
 _BARE = re.compile(rf"^({NAME.pattern})=(.*)$")
 _PLANNED = (
     re.compile(
-        rf"(?:^|[\s;&])(?:export|ENV|-e|--env|setenv|declare -x|Environment=)[ =]+[\"']?({NAME.pattern})[= ]{_VALUE}"
+        r"(?:^|[\s;&])(?:export|ENV|-e|--env|setenv|declare -x"
+        rf"|Environment=)[ =]+[\"']?({NAME.pattern})[= ]{_VALUE}"
     ),
     re.compile(rf"^\s*-\s+[\"']?({NAME.pattern})\s*=\s*{_VALUE}"),  # a YAML list
     re.compile(rf"^\s*({NAME.pattern}):\s+{_VALUE}\s*(?:#.*)?$"),  # a YAML map
@@ -38,7 +59,8 @@ _PLANNED = (
 )
 # Programs that launch or start something: a line that names one is a command.
 OF_A_COMMAND = re.compile(
-    r"\b(?:docker|podman|nerdctl) run\b|\bvllm serve\b|sglang\.launch_server|\bsglang serve\b|trtllm-(?:serve|bench)\b"
+    r"\b(?:docker|podman|nerdctl) run\b|\bvllm serve\b|sglang\.launch_server|\bsglang serve\b"
+    r"|trtllm-(?:serve|bench)\b"
     r"|\bllama-(?:server|cli|bench|speculative)|\b(?:mpirun|srun|torchrun)\s|vllm\.entrypoints|\bvllm bench\b"
 )
 _OF_A_PROCESS = re.compile(r"^(?:PATH|HOME|PWD|HOSTNAME|SHLVL|LOGNAME|USER|OLDPWD)=")
@@ -60,7 +82,7 @@ class Variables:
     """
 
     name = READER
-    markers = (*PREFIXES, "HOME=", "PATH=", "HOSTNAME=")
+    markers: tuple[str, ...] = (*PREFIXES, "HOME=", "PATH=", "HOSTNAME=")
 
     def __init__(self) -> None:
         self._planned: list[_Assignment] = []

@@ -28,7 +28,8 @@ _CAPTURING = re.compile(
 _PROFILED = re.compile(r"\b(PIECEWISE|FULL)=(\d+) \(largest=(\d+)\)")
 _PROGRESS = re.compile(r"\b(\d+)/(\d+)\b")
 _BACKEND = re.compile(
-    r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) (?:attention )?backend\b|Using (Flash Attention|FlashInfer|XFormers|"
+    r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) (?:attention )?backend\b"
+    r"|Using (Flash Attention|FlashInfer|XFormers|"
     r"Triton|Triton Attention|FlashMLA|Cutlass MLA) backend"
 )
 _WORLD = re.compile(r"world_size=(\d{1,5}) rank=(\d{1,5})")
@@ -52,7 +53,7 @@ class VllmLog:
     """One source's vLLM lines. A dump of arguments or of a config that was not seen yet begins a run."""
 
     name = READER
-    markers = (
+    markers: tuple[str, ...] = (
         _CONFIG,
         _ARGUMENTS,
         "SpecDecoding metrics",
@@ -145,6 +146,7 @@ class VllmLog:
             new = not self._seen or (what not in self._seen and self._seen != {_ARGUMENTS})
         if new or not self._seen:
             self._metrics.flush(sink, self._speculates)
+            self._metrics = MetricsLines()
             self._captures.clear()
             self._seen = set()
             sink.begin_run(ENGINE)

@@ -19,7 +19,8 @@ from alula.profile.samples import Samples
 ENGINE = "vllm"
 READER = "vLLM metrics lines"
 _THROUGHPUT = re.compile(
-    r"Avg prompt throughput: ([\d.]+) ?tokens/s, Avg generation throughput: ([\d.]+) ?tokens/s, Running: (\d{1,7}) reqs"
+    r"Avg prompt throughput: ([\d.]+) ?tokens/s, Avg generation throughput: ([\d.]+) ?tokens/s, Runnin"
+    r"g: (\d{1,7}) reqs"
     r"(?:, (?:Swapped: \d+ reqs, )?(?:Waiting|Pending): (\d{1,7}) reqs)?(?:.*?GPU KV cache usage: ([\d.]+)%)?"
 )
 _ENGINE_ID = re.compile(r"\bEngine (\d{3}):")
@@ -46,7 +47,7 @@ class _Series(msgspec.Struct):
 
 
 class MetricsLines:
-    """The periodic lines of one run. `flush` hands everything to the sink and forgets it."""
+    """The periodic lines of one run. `flush`, the last call, hands everything to the sink."""
 
     def __init__(self) -> None:
         self._series: dict[tuple[bool | None, Quantity, Scope], _Series] = {}  # None: load, of either kind
@@ -145,7 +146,10 @@ class MetricsLines:
         self._windows = (line, text)
 
     def flush(self, sink: Sink, speculates: bool | None) -> None:
-        """Everything into the sink. Windows with and without a speculative line are two runs unless a banner says one."""
+        """Everything into the sink. Windows with and without drafts are two runs unless a banner says one.
+
+        speculates: what the start-up lines of this run said; None where there were none.
+        """
         for tick in self._ticks.values():
             self._plain_step(tick)
         has_speculative = self._v0 is not None or bool(self._totals) or any(key[0] for key in self._series)
@@ -159,7 +163,6 @@ class MetricsLines:
             has_speculative and speculates
         ):  # windows without drafts of a speculative run say nothing of plain speed
             self._emit(sink, False)
-        self.__init__()  # type: ignore[misc] - as new for the next run
 
     def _emit(self, sink: Sink, speculative: bool | None) -> None:
         for (kind, quantity, scope), one in self._series.items():
