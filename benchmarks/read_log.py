@@ -1,8 +1,8 @@
 """How fast and in how much memory `explain --from` reads: a long SGLang log, a long mixed log, a long trace.
 
-Makes its own inputs in a temporary folder (`--mebibytes`, `--events`), reads each in a fresh process and prints seconds,
-MiB a second and the highest resident size. Needs no torch and no GPU. Goal: 1 GB of log in 60 s and 500 MB on 2 cores,
-hundreds of thousands of trace events in 20 s.
+Makes its own inputs in a temporary folder (`--mebibytes`, `--events`), reads each in a fresh process and prints
+seconds, MiB a second and the highest resident size. Needs no torch and no GPU. Goal: 1 GB of log in 60 s and 500 MB on
+2 cores, hundreds of thousands of trace events in 20 s.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pathlib import Path
 
 _ACCESS = 'INFO:     127.0.0.1:{port} - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
 _DECODE = (
-    "[2026-10-22 10:{minute:02d}:{second:02d} TP0] Decode batch, #running-req: {running}, #token: {tokens}, token usage: 0.02, "
-    "accept len: {accept:.2f}, accept rate: 0.49, cuda graph: True, gen throughput (token/s): {rate:.2f}, #queue-req: 0, \n"
+    "[2026-10-22 10:{minute:02d}:{second:02d} TP0] Decode batch, #running-req: {running}, #token: {tokens}, "
+    "token usage: 0.02, accept len: {accept:.2f}, accept rate: 0.49, cuda graph: True, "
+    "gen throughput (token/s): {rate:.2f}, #queue-req: 0, \n"
 )
 _NOISE = (
     "(Worker_TP{rank} pid={pid}) INFO 05-15 03:15:44 [module_{rank}.py:{line}] step {line}: the cache holds {tokens} "
@@ -86,8 +87,19 @@ def _write_trace(path: Path, num_events: int) -> None:
         file.write('{"ph": "M", "name": "end", "pid": 0}\n], "traceName": "made"}\n')
 
 
-def _event(file: object, category: str, name: str, start: float, duration: float, arguments: dict[str, object]) -> None:
-    one = {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": start, "dur": duration, "args": arguments}
+def _event(
+    file: object, category: str, name: str, start: float, duration: float, arguments: dict[str, object]
+) -> None:
+    one = {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 0,
+        "tid": 7,
+        "ts": start,
+        "dur": duration,
+        "args": arguments,
+    }
     print(json.dumps(one) + ",", file=file)  # type: ignore[call-overload]
 
 

@@ -1,7 +1,8 @@
 """Finds in a text, however long, the lines that somebody wants, without looking at the others in Python.
 
-A chunk of a mebibyte is searched for each wanted marker as bytes; only lines that hold one are cut out, cleaned and
-offered. So a gigabyte of text costs seconds, and what is held is one chunk. Knows no format.
+Lines that differ in digits only have one *shape*. Each new shape is searched for the wanted markers once; who wants
+it is remembered, so that a gigabyte of a log, which has few shapes, costs seconds. What is held is one chunk and a
+bounded number of shapes. Knows no format.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ MAX_LINE_BYTES = 1 << 18  # a dump of all server arguments is 15 KB; longer line
 _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _ENTITY = re.compile(r"&(?:quot|lt|gt|amp|#\d{1,5}|#x[0-9a-fA-F]{1,4});")
 _QUOTE = re.compile(r"^(?:\s{0,3}>\s?)+")
-# Requests that a server answered: most lines of many logs, and no evidence.
-_ACCESS = re.compile(rb'"(?:GET|POST|HEAD|OPTIONS) [^"\r\n]* HTTP/[\d.]+"')
-_DENSE = 64  # in one chunk: then these lines are set aside before the others are searched
+_DIGITS = b"0123456789"
+_MAX_SHAPES, _MAX_SHAPE_BYTES = 50_000, 2048
 _BYTE_ORDERS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -80,50 +80,38 @@ def _as_utf8(stream: Stream) -> Iterator[bytes]:
 class _Scanner:
     def __init__(self, wanted: Sequence[Wanted]) -> None:
         self._wanted = wanted
-        self._whole = [(marker, index) for index, one in enumerate(wanted) for marker in one.whole]
-        self._by_marker: dict[bytes, list[int]] = {}
-        for index, one in enumerate(wanted):
-            for marker in one.markers:
-                self._by_marker.setdefault(marker, []).append(index)
+        self._markers = _Markers(wanted)
+        self._shapes: dict[bytes, tuple[int, ...]] = {}  # line without digits -> who wants it
         self._following: set[int] = set()
         self._number = 0  # of the last line of earlier chunks
 
     def chunk(self, data: bytes) -> None:
-        lines = data.split(b"\n")
         if data.endswith(b"\n"):
-            lines.pop()
-        hits = self._hits(lines)
+            data = data[:-1]
+        lines = data.split(b"\n")
+        takers = self._takers(data.translate(None, _DIGITS).split(b"\n"))
         index = 0
-        for hit in sorted(hits):
+        for hit in [at for at, who in enumerate(takers) if who]:
             while self._following and index < hit:
                 self._offer(index, lines[index], ())
                 index += 1
-            self._offer(hit, lines[hit], hits[hit])
+            self._offer(hit, lines[hit], takers[hit])
             index = hit + 1
         while self._following and index < len(lines):
             self._offer(index, lines[index], ())
             index += 1
         self._number += len(lines)
 
-    def _hits(self, lines: list[bytes]) -> dict[int, list[int]]:
-        """Line index -> who wants it."""
-        hits: dict[int, list[int]] = {}
-        rest = range(len(lines))
-        for marker, index in self._whole:
-            found = [position for position in rest if marker in lines[position]]
-            if found:
-                hits.update((position, [index]) for position in found)
-                rest_set = set(found)
-                rest = [position for position in rest if position not in rest_set]  # type: ignore[assignment]
-        text = b"\n".join([lines[position] for position in rest])
-        if text.count(b" HTTP/1.") > _DENSE:
-            rest = [position for position in rest if not _ACCESS.search(lines[position])]  # type: ignore[assignment]
-            text = b"\n".join([lines[position] for position in rest])
-        for marker, takers in self._by_marker.items():
-            for row in _rows_with(text, marker):
-                known = hits.setdefault(rest[row], [])
-                known += [taker for taker in takers if taker not in known]
-        return hits
+    def _takers(self, shapes: list[bytes]) -> list[tuple[int, ...]]:
+        """For each line, who wants it."""
+        known = self._shapes.get
+        found = [known(shape) for shape in shapes]
+        new = list({shape for shape, who in zip(shapes, found, strict=True) if who is None})
+        if len(self._shapes) > _MAX_SHAPES:
+            self._shapes.clear()
+        fresh = dict(zip(new, self._markers.takers(new), strict=True)) if new else {}
+        self._shapes.update((shape, who) for shape, who in fresh.items() if len(shape) <= _MAX_SHAPE_BYTES)
+        return [fresh[shape] if who is None else who for shape, who in zip(shapes, found, strict=True)]
 
     def _offer(self, index: int, line: bytes, takers: Iterable[int]) -> None:
         wants = self._following.union(takers) if self._following else takers
@@ -136,6 +124,39 @@ class _Scanner:
                 else:
                     following.discard(taker)
         self._following = following
+
+
+class _Markers:
+    """Which takers want a line, by the markers in it. Markers lose their digits as lines do.
+
+    A marker that holds another is looked for only in lines that hold that other one.
+    """
+
+    def __init__(self, wanted: Sequence[Wanted]) -> None:
+        self._by_marker: dict[bytes, list[int]] = {}
+        self._whole: dict[bytes, int] = {}
+        for index, one in enumerate(wanted):
+            for marker in one.markers:
+                self._by_marker.setdefault(marker.translate(None, _DIGITS), []).append(index)
+            self._whole.update((marker, index) for marker in one.whole)
+        names = sorted({*self._by_marker, *self._whole}, key=len)
+        self._roots: dict[bytes, list[bytes]] = {}
+        for name in names:
+            root = next((one for one in self._roots if one in name), name)
+            self._roots.setdefault(root, []).append(name)
+
+    def takers(self, shapes: Sequence[bytes]) -> list[tuple[int, ...]]:
+        found: list[list[int]] = [[] for _ in shapes]
+        alone: dict[int, int] = {}
+        text = b"\n".join(shapes)
+        for root, names in self._roots.items():
+            for row in _rows_with(text, root):
+                for name in names:
+                    if name is root or name in shapes[row]:
+                        found[row] += [one for one in self._by_marker.get(name, ()) if one not in found[row]]
+                        if name in self._whole:
+                            alone[row] = self._whole[name]
+        return [(alone[row],) if row in alone else tuple(sorted(one)) for row, one in enumerate(found)]
 
 
 def _rows_with(text: bytes, marker: bytes) -> Iterator[int]:

@@ -13,6 +13,7 @@ from alula.explain.readers.yaml_subset import parse_yaml
 from alula.explain.sink import Sink
 
 READER = "JSON and YAML"
+_LANGUAGES = ("json", "yaml", "yml", "csv")
 _MAX_BLOCK = 1 << 18
 _KEYS = (
     '"speculative_algorithm"',
@@ -31,7 +32,7 @@ class Fences:
     """One source's blocks and JSON lines."""
 
     name = READER
-    markers: tuple[str, ...] = ("```json", "```yaml", "```yml", "```csv", "~~~json", "~~~yaml", *_KEYS)
+    markers: tuple[str, ...] = ("```", "~~~", *_KEYS)
 
     def __init__(self) -> None:
         self._kind = ""
@@ -49,6 +50,8 @@ class Fences:
             self._take(sink)
             return False
         if stripped.startswith(("```", "~~~")):
+            if stripped.strip("`~ ").lower() not in _LANGUAGES:
+                return False
             self._kind, self._start, self._block, self._num_chars = stripped.strip("`~ ").lower()[:4], number, [], 0
             return True
         start = text.find("{")

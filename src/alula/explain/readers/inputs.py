@@ -103,7 +103,7 @@ def _kind(head: bytes) -> str:
         return "json" if re.match(rb"[\[{]\s*[\[{\"\]}]", start) else "text"
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "text"
-    is_environment = re.match(rb"[A-Za-z_]\w*=[^\x00]*\x00[A-Za-z_]\w*=", head) is not None
+    is_environment = re.match(rb"[A-Za-z_]\w*=[^\x00\n]*\x00(?:[A-Za-z_]|$)", head) is not None
     if not is_environment and len(_NOT_TEXT.findall(head)) * 20 > len(head):
         return "binary"
     lines = head[:8192].decode("utf-8", "replace").splitlines()[:40]

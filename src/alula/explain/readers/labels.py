@@ -15,7 +15,7 @@ Q = Quantity
 
 
 class Meaning(msgspec.Struct, frozen=True, kw_only=True):
-    """quantity: what a value under the label is; axis: or which coordinate of a row it is (batch, steps, width, ...)."""
+    """quantity: what a value under the label is; axis: or which coordinate of a row it is (batch, steps, ...)."""
 
     quantity: Quantity | None = None
     axis: str | None = None

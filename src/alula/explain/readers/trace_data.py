@@ -162,10 +162,10 @@ class TraceData:
             if (mode := _STEP_MODES.get(match[1])) is not None:
                 batch = int(match[2][:9]) if match[2] else None
                 self.spans.append(Span(mode, start, end, on_device, batch, None, event.name))
-        elif (phase := _NAMED.get(event.name)) is not None:
+        elif (named := _NAMED.get(event.name)) is not None:
             if event.name.startswith("gpu_model_runner"):
                 self.engine = self.engine or "vllm"
-            self.spans.append(Span(phase, start, end, on_device, None, None, event.name))
+            self.spans.append(Span(named, start, end, on_device, None, None, event.name))
 
     def phases(self, on_device: bool) -> list[Span]:
         """Marked phases on one time line, in order, without those that lie inside another."""

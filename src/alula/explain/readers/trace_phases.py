@@ -151,7 +151,7 @@ def _graph_phases(sizes: dict[int, tuple[int, float]]) -> dict[int, str]:
 
 
 class Cycle(msgspec.Struct, frozen=True):
-    """From one target forward's start to the next one's, milliseconds; parts by phase; idle: no phase had the device."""
+    """From one target forward's start to the next one's, in ms. idle: what no phase had the device for."""
 
     wall_ms: float
     parts: dict[str, float]

@@ -40,7 +40,8 @@ PREFIXES = (
     "ALULA_",
 )
 NAME = re.compile(rf"(?:{'|'.join(PREFIXES)})[A-Z0-9_]{{1,80}}")
-_SECRET = re.compile(r"KEY|TOKEN(?!S|IZER)|SECRET|PASSW|CREDENTIAL|AUTH")
+COLLECTED = "ALULA_COLLECT=1"  # stands first in an environment that `collect` took, which may hold nothing else
+SECRET = re.compile(r"KEY|TOKEN(?!S|IZER)|SECRET|PASSW|CREDENTIAL|AUTH")
 _VALUE = r"""("[^"\n]*"|'[^'\n]*'|[^\s"'#;&|)]*)"""
 _BARE = re.compile(rf"^({NAME.pattern})=(.*)$")
 _PLANNED = (
@@ -110,8 +111,9 @@ class Variables:
 
     def _block(self, number: int, text: str, sink: Sink) -> None:
         worker = _worker(sink.source)
+        Place(sink, READER, number, "a whole environment").add(Quantity.ENVIRONMENT_READ, True, worker=worker)
         for one in text.split("\n"):
-            if found := _BARE.match(one):
+            if (found := _BARE.match(one)) and one != COLLECTED:
                 place = Place(sink, READER, number, one)
                 add_variable(place, Quantity.VARIABLE_SEEN, found[1], found[2], worker=worker)
 
@@ -127,6 +129,8 @@ class Variables:
             self._bare.clear()
         self._give(sink)
         worker = _worker(sink.source)
+        if self._is_process:
+            Place(sink, READER, None, "a whole environment").add(Quantity.ENVIRONMENT_READ, True, worker=worker)
         for one in self._bare:
             place = Place(sink, READER, one.line, one.text)
             add_variable(place, Quantity.VARIABLE_SEEN, one.name, one.value, worker=worker)
@@ -145,6 +149,6 @@ def _worker(source: str) -> str | None:
 def add_variable(place: Place, quantity: Quantity, name: str, value: str, **scope: object) -> None:
     """One variable, unless it might be a secret or refers to another. Quotes around the value are taken away."""
     value = value.strip().rstrip("\\").strip().strip("\"'")
-    if _SECRET.search(name) or value.startswith("$"):
+    if SECRET.search(name) or value.startswith("$"):
         return
     place.add(quantity, value, name=name, **scope)
