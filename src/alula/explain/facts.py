@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from alula.profile.evidence import Evidence, Label
+from alula.profile.evidence import NOWHERE, Evidence, Label
 from alula.profile.quantities import Quantity
 
 
@@ -27,19 +27,33 @@ class Contradiction(msgspec.Struct, frozen=True, kw_only=True):
 # Of these a run has one value; others may differ by size, time or load without a contradiction.
 SINGLE = (
     Quantity.ENGINE,
-    Quantity.ENGINE_VERSION,
     Quantity.MODEL,
-    Quantity.DRAFT_MODEL,
     Quantity.ALGORITHM,
     Quantity.STEPS,
     Quantity.NUM_DRAFT_TOKENS,
     Quantity.TOPK,
     Quantity.TP,
     Quantity.GPU,
-    Quantity.DTYPE,
     Quantity.GRAPHS_DISABLED,
     Quantity.CUSTOM_ALLREDUCE_DISABLED,
 )
+# Numbers that two sources of one run may measure apart, but not this far.
+_MEASURED = (Quantity.TOKENS_PER_CYCLE, Quantity.PLAIN_STEP_MS, Quantity.CYCLE_MS)
+_FAR_APART = 1.3
+
+
+def same_value(left: object, right: object) -> bool:
+    """Whether two spellings mean one value: a path and its last part, another case, a name within a longer one."""
+    names = [str(value).strip().strip("\"'").lower().rstrip("/").rsplit("/", 1)[-1] for value in (left, right)]
+    squeezed = [name.replace("-", "").replace("_", "").replace(" ", "") for name in names]
+    if squeezed[0] == squeezed[1]:
+        return True
+    numbers = any(name.replace(".", "").isdigit() for name in names)
+    return (
+        not numbers
+        and all(len(name) > 3 for name in squeezed)
+        and (squeezed[0] in squeezed[1] or squeezed[1] in squeezed[0])
+    )
 
 
 class RunFacts:
@@ -84,12 +98,22 @@ class RunFacts:
         return values.pop() if len(values) == 1 else None
 
     def contradictions(self) -> tuple[Contradiction, ...]:
-        """What should be one value and is several."""
+        """What should be one value and is several, and measurements of two sources that are far apart."""
         found = []
         for quantity in SINGLE:
-            by_value: dict[str, Evidence] = {}
+            distinct: list[Evidence] = []
             for one in self.all(quantity):
-                by_value.setdefault(str(one.value).lower(), one)
-            if len(by_value) > 1:
-                found.append(Contradiction(quantity=quantity, found=tuple(by_value.values())))
-        return tuple(found)
+                if one.scope == NOWHERE and not any(same_value(one.value, known.value) for known in distinct):
+                    distinct.append(one)
+            if len(distinct) > 1:
+                found.append(Contradiction(quantity=quantity, found=tuple(distinct)))
+        return (*found, *filter(None, (self._far_apart(quantity) for quantity in _MEASURED)))
+
+    def _far_apart(self, quantity: Quantity) -> Contradiction | None:
+        by_source = {one.source: one for one in self.all(quantity) if one.scope == NOWHERE and one.number}
+        if len(by_source) < 2:
+            return None
+        low, high = (pick(by_source.values(), key=lambda one: one.number or 0.0) for pick in (min, max))
+        if (high.number or 0.0) <= _FAR_APART * (low.number or 0.0):
+            return None
+        return Contradiction(quantity=quantity, found=(low, high))

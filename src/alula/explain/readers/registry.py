@@ -16,6 +16,7 @@ from alula.explain.readers.nccl_log import NcclLog
 from alula.explain.readers.nccl_tests import NcclTests
 from alula.explain.readers.profiler_lines import ProfilerLines
 from alula.explain.readers.protocol import LineReader, StreamReader
+from alula.explain.readers.records import RecordsReader
 from alula.explain.readers.sglang_log import SglangLog
 from alula.explain.readers.tables import Tables
 from alula.explain.readers.tensorrt_llm import TensorRtLines
@@ -44,4 +45,4 @@ LINE_READERS: tuple[type[LineReader], ...] = (
     Variables,
     Fences,
 )
-STREAM_READERS: tuple[type[StreamReader], ...] = (Trace,)
+STREAM_READERS: tuple[type[StreamReader], ...] = (RecordsReader, Trace)
