@@ -114,7 +114,7 @@ class _Scanner:
         return [fresh[shape] if who is None else who for shape, who in zip(shapes, found, strict=True)]
 
     def _offer(self, index: int, line: bytes, takers: Iterable[int]) -> None:
-        wants = self._following.union(takers) if self._following else takers
+        wants = sorted(self._following.union(takers)) if self._following else takers
         following: set[int] = set()
         number = self._number + index + 1
         for text in states(line):

@@ -109,12 +109,17 @@ def _claims(place: Place) -> None:
     if match := _CUTOFF.search(text):
         place.add(Q.FLAG, int(match[1]), name="custom_allreduce_cutoff_bytes")
     if match := _P2P_CLAIM.search(text):
-        said = (match[1] or match[2]).strip(" |")
-        if re.match(r"(?:GRANTED|OK|ENABLED|DISABLED|OFF|NS|CNS|GNS|TNS)\b", said, re.I):
-            granted = re.match(r"(?:GRANTED|OK|ENABLED)", said, re.I) is not None
-            place.add(Q.P2P, "ok" if granted else "off", name="")
-            if not granted:
-                place.add(Q.P2P_REASON, said, name="")
+        for said in (match[1] or match[2]).split("|"):
+            _p2p_claim(place, said.strip())
+
+
+def _p2p_claim(place: Place, said: str) -> None:
+    """What a table says of peer access; a table of two runs has a cell for each."""
+    if re.match(r"(?:GRANTED|OK|ENABLED|ON)\b", said, re.I):
+        place.add(Q.P2P, "ok", name="")
+    elif re.match(r"(?:DISABLED|OFF|DENIED|NS|CNS|GNS|TNS)\b", said, re.I):
+        place.add(Q.P2P, "off", name="")
+        place.add(Q.P2P_REASON, said, name="")
 
 
 def _reason(text: str) -> str:

@@ -54,7 +54,7 @@ _PATTERNS: tuple[tuple[str, Meaning], ...] = (
     (r"ms ?/ ?cyc|cycle.*\bms\b", Meaning(quantity=Q.CYCLE_MS)),
     (r"ms ?/ ?step|step.*\bms\b|\bms\b ?per step|step time", Meaning(quantity=Q.STEP_MS)),
     (
-        r"tok(?:en)?s?[ /]*(?:per )?/? ?s(?:ec(?:ond)?)?\b|\bt/s\b|\btps\b|output throughput"
+        r"tok(?:en)?s? ?(?:/|per) ?s(?:ec(?:ond)?)?\b|\bt/s\b|\btps\b|output throughput"
         r"|gen(?:eration)? throughput|^throughput|decode speed"
         r"|^speed\b|tok/sec",
         Meaning(quantity=Q.TOKENS_PER_S),

@@ -18,10 +18,11 @@ from alula.profile.quantities import Quantity
 
 READER = "tables"
 Q = Quantity
-_MAX_COLUMNS, _MAX_ROWS = 64, 5000
+_MAX_COLUMNS, _MAX_ROWS, _MAX_VARIANT = 64, 5000, 80
 _RULE = re.compile(r"^[\s|│┃+\-=:─━┼┿╪├┤┬┴┌┐└┘╞╡]+$")
 _TRIPLE = re.compile(r"^\(?\s*(\d{1,3})\s*[,/]\s*(\d{1,3})\s*[,/]\s*(\d{1,4})\s*\)?$")
 _STEPS_IN_LABEL = re.compile(r"\b(?:k|n|mtp|steps|depth|num_speculative_tokens|draft)[ \-=:]*?(\d{1,2})\b", re.I)
+_LOAD_IN_HEAD = re.compile(r"\b(?:bs|c|batch|conc(?:urrency)?)[ =]?(\d{1,5})\b", re.I)
 _VARIABLE_IN_LABEL = re.compile(r"\b[A-Z]+_[A-Z_]+=\S+")
 _RATES = (Q.TOKENS_PER_S, Q.PLAIN_TOKENS_PER_S, Q.SPEC_TOKENS_PER_S)
 
@@ -107,6 +108,8 @@ def _value(
         return
     if quantity in (Q.PLAIN_TOKENS_PER_S, Q.PLAIN_STEP_MS):
         scope = {name: one for name, one in scope.items() if name not in ("steps", "variant", "width")}
+    if (load := _LOAD_IN_HEAD.search(head)) and "batch" not in scope:
+        scope = {**scope, "batch": int(load[1])}
     if meaning.position is not None:
         scope = {**scope, "position": meaning.position}
     if value * factor <= 1.0 or quantity not in (Q.ACCEPTANCE, Q.ACCEPTED_PER_DRAFTED):
@@ -138,6 +141,8 @@ def _coordinates(
         scope["steps"] = int(match[1])
     if match := _VARIABLE_IN_LABEL.search(text):
         scope["variant"] = match[0]
+    elif text and not scope and side_of(text) is None:
+        scope["variant"] = text[:_MAX_VARIANT]  # rows that differ in something else than drafts or load
     return scope, text
 
 
