@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 # command -> its options that take one or more values
 MANY_VALUES: Mapping[str, frozenset[str]] = {
     "bench": frozenset({"--prompts"}),
+    "collect": frozenset({"--pid", "--log"}),
     "explain": frozenset({"--from", "--baseline", "--compare"}),
 }
 

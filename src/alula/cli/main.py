@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from alula import __version__
-from alula.cli import bench, check, explain, run
+from alula.cli import bench, check, collect, explain, run
 from alula.cli.arguments import spread_values
 from alula.cli.options import grouped
 from alula.cli.output import Stdout, StdoutClosed
@@ -38,6 +38,7 @@ app = typer.Typer(
 app.command("run")(grouped(run.run))
 app.command("bench")(grouped(bench.bench))
 app.command("check")(grouped(check.check))
+app.command("collect")(grouped(collect.collect))
 app.command("explain")(grouped(explain.explain))
 
 

@@ -51,6 +51,11 @@ class Sink:
         self._runs: list[_Run] = []
         self._current: dict[str | None, _Run] = {}
 
+    @property
+    def num_runs(self) -> int:
+        """How many runs have begun; a reader sees from it whether somebody else began one since it looked last."""
+        return len(self._runs)
+
     def begin_run(self, engine: str | None = None, *, label: Label | None = None, name: str = "") -> None:
         """A new run begins here (a start-up banner, the header of a second table). Later values belong to it.
 
@@ -74,8 +79,12 @@ class Sink:
         engine: str | None = None,
         reader: str = "",
         scope: Scope | None = None,
+        count: int = 1,
     ) -> None:
-        """One value. The same again is counted. Numbers that are not finite or beyond 1e18 are dropped."""
+        """One value. The same again is counted. Numbers that are not finite or beyond 1e18 are dropped.
+
+        count: how often it stood there, for a reader that counted by itself.
+        """
         if not _usable(value):
             return
         scope = scope or Scope()
@@ -84,13 +93,14 @@ class Sink:
         self._recognise(reader)
         key = (quantity, value, scope)
         if (known := run.found.get(key)) is not None:
-            run.found[key] = msgspec.structs.replace(known, num_samples=known.num_samples + 1)
+            run.found[key] = msgspec.structs.replace(known, num_samples=known.num_samples + count)
             return
         run.num_distinct[quantity] = run.num_distinct.get(quantity, 0) + 1
         if run.num_distinct[quantity] == MAX_DISTINCT + 1:
             self.note(f"more than {MAX_DISTINCT} values of {quantity} in {self.source}; later ones are left out")
         if run.num_distinct[quantity] <= MAX_DISTINCT:
-            run.found[key] = self._evidence(run, quantity, value, scope, line, text)
+            one = self._evidence(run, quantity, value, scope, line, text)
+            run.found[key] = msgspec.structs.replace(one, num_samples=count)
 
     def sample(
         self,
@@ -106,16 +116,47 @@ class Sink:
         """One of many measurements of a quantity in a scope: becomes a median with an interval and a trend."""
         if not _usable(value):
             return
-        scope = scope or Scope()
-        run = self._run(engine)
+        series = self._series(quantity, value, scope or Scope(), line, text, engine)
         self._recognise(reader)
-        series = run.series.get((quantity, scope))
+        if series is not None:
+            series.samples.add(float(value))
+
+    def collected(
+        self,
+        quantity: Quantity,
+        samples: Samples,
+        *,
+        line: int | None = None,
+        text: str = "",
+        engine: str | None = None,
+        reader: str = "",
+        scope: Scope | None = None,
+    ) -> None:
+        """A whole series that a reader gathered by itself, since millions of single calls would take too long.
+
+        line and text: of the first sample. A series that is there already goes on with what was kept of these.
+        """
+        if not samples.kept:
+            return
+        series = self._series(quantity, samples.kept[0], scope or Scope(), line, text, engine)
+        self._recognise(reader)
         if series is None:
-            if len(run.series) >= MAX_SERIES:
-                return
+            return
+        if series.samples.num_seen == 0:
+            series.samples = samples
+            return
+        for value in samples.kept:
+            series.samples.add(value)
+
+    def _series(
+        self, quantity: Quantity, value: float, scope: Scope, line: int | None, text: str, engine: str | None
+    ) -> _Series | None:
+        run = self._run(engine)
+        series = run.series.get((quantity, scope))
+        if series is None and len(run.series) < MAX_SERIES:
             first = self._evidence(run, quantity, value, scope, line, text)
             series = run.series[quantity, scope] = _Series(samples=Samples(), first=first)
-        series.samples.add(float(value))
+        return series
 
     def note(self, text: str) -> None:
         """Something to say about the source itself ("cut off in the middle of an object"); said once."""

@@ -114,6 +114,9 @@ class Quantity(StrEnum):
     # --- environment (scope: name = the variable, rank or worker)
     VARIABLE_PLANNED = "variable_planned"  # set in a command, a compose file, a shell file
     VARIABLE_SEEN = "variable_seen"  # found in a rank's process, or said by NCCL in it
+    ENVIRONMENT_READ = (
+        "environment_read"  # bool: the whole environment of `worker` was read, so a missing name counts
+    )
     VARIABLE_IGNORED = "variable_ignored"  # the engine says that it does not know it
     VARIABLES_COPIED = "variables_copied"  # comma-separated names that a launcher hands to its workers
 
