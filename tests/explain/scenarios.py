@@ -141,6 +141,27 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario("allreduce_paths_differ", R, [found(Q.TP, 1)]),
     Scenario("allreduce_paths_differ", U, SLOW),
+    Scenario("allreduce_paths_differ", U, [*TABLE, found(Q.STEPS, 2)]),
+    Scenario(
+        "allreduce_paths_differ",
+        C,
+        [
+            *SLOW,
+            found(Q.HIDDEN_SIZE, 7168),
+            found(Q.NUM_LAYERS, 61),
+            *(found(Q.ALLREDUCE_US, us, num_bytes=at * 1024, name="nccl") for at, us in ((12, 205.0), (96, 585.0))),
+        ],
+    ),
+    Scenario(
+        "allreduce_paths_differ",
+        R,
+        [
+            *SLOW,
+            found(Q.HIDDEN_SIZE, 7168),
+            found(Q.NUM_LAYERS, 61),
+            *(found(Q.ALLREDUCE_US, us, num_bytes=at * 1024, name="nccl") for at, us in ((12, 20.0), (96, 22.0))),
+        ],
+    ),
     Scenario(
         "allreduce_backend_refused", C, [found(Q.TP, 4), found(Q.ALLREDUCE_REFUSED, "no NVLink", name="custom")]
     ),

@@ -210,7 +210,7 @@ def test_only_records_are_recognised() -> None:
 
 
 def test_a_missing_file_is_the_users_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="cannot read"):
+    with pytest.raises(ModelNotFound, match="none"):
         read_inputs([str(tmp_path / "none")], Label.UNKNOWN, print)
 
 
