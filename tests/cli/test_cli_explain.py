@@ -65,6 +65,7 @@ def test_json_on_stdout_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) 
         (["--tokens-per-cycle", "0.2"], "--tokens-per-cycle"),
         (["--compare", "a"], "two files"),
         (["--from", "/no/such/file"], "/no/such/file"),
+        (["--url", "localhost:30000"], "--url"),
     ],
 )
 def test_errors_name_what_to_change(arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]) -> None:

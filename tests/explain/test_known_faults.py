@@ -7,6 +7,7 @@ from evidence_builder import Found, found, sink_of, verdict_of
 
 from alula.explain.case import assemble, version_numbers
 from alula.explain.known_faults import KNOWN_FAULTS, extend_is_captured
+from alula.explain.verdict import as_document
 from alula.profile.evidence import Label
 from alula.profile.quantities import Quantity as Q
 
@@ -85,7 +86,17 @@ _SHOWN: dict[str, tuple[str, str, str | None, list[Found]]] = {
 
 def _ids(engine: str, version: str, evidence: list[Found]) -> set[str]:
     spec = [found(Q.ENGINE, engine), found(Q.ENGINE_VERSION, version), *evidence]
-    return {one.id.removeprefix("known.") for one in verdict_of(spec).findings if one.id.startswith("known.")}
+    case = assemble([sink_of(*spec, label=Label.SPECULATIVE)])
+    return {fault.id for fault in KNOWN_FAULTS if fault.found_in(case)}
+
+
+def test_what_stands_in_every_log_is_a_note_and_the_rest_a_finding() -> None:
+    routine = [found(Q.TOKENS_PER_CYCLE, 2.2, text="accept len: 2.2, accept rate: 0.55"), found(Q.ENGINE, "sglang")]
+    verdict = verdict_of(routine)
+    assert not [one for one in verdict.findings if one.id.startswith("known.")]
+    assert "changed its meaning" in as_document(verdict)["facts"]["read_with_care"][0]
+    telling = verdict_of([found(Q.NUM_ACCEPTED, 5, text="System efficiency: 0.6"), found(Q.ENGINE, "vllm")])
+    assert [one.id for one in telling.findings if one.suspect] == ["known.v0_acceptance_rate"]
 
 
 @pytest.mark.parametrize("fault", KNOWN_FAULTS, ids=lambda fault: fault.id)

@@ -12,6 +12,7 @@ from html import escape
 from alula.explain.derived import further_figures
 from alula.explain.figures import Figure, shown
 from alula.explain.finding import Finding, Status
+from alula.explain.known_faults import fields_to_read_with_care
 from alula.explain.report.pictures import acceptance_picture, break_even_picture, waterfall_picture
 from alula.explain.report.tables import allreduce_rows, environment_rows
 from alula.explain.verdict import Verdict, as_document, shown_text
@@ -133,7 +134,8 @@ def _table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) 
 def _rest(verdict: Verdict) -> str:
     quiet = [one for one in verdict.findings if one.status is Status.UNDECIDED and not one.suspect]
     rows = [(one.title, one.next_step or "") for one in quiet]
-    notes = "".join(f"<li>{escape(note)}</li>" for note in verdict.case.notes)
+    said = (*fields_to_read_with_care(verdict.case), *verdict.case.notes)
+    notes = "".join(f"<li>{escape(note)}</li>" for note in said)
     document = escape(json.dumps(as_document(verdict), indent=1, ensure_ascii=False, default=str))
     return (
         f"<details><summary>Not decided, and nothing points to it ({len(rows)})</summary>"
