@@ -51,6 +51,7 @@ _ONLY_SPECULATIVE = (
     Quantity.DRAFT_MODEL,
     Quantity.SPEC_TOKENS_PER_S,
 )
+_SAME_SPEED = 0.03
 _FEW = 0.2  # of the lines of the run beside them
 _OFF = ("", "none", "null", "false", "off")
 
@@ -190,16 +191,22 @@ def _rate_elsewhere(run: RunFacts, found: list[RunFacts]) -> bool:
 def _piece_of_a_log(run: RunFacts, specs: list[RunFacts]) -> bool:
     """Whether it is but a stretch of a log that also tells of a run that speculates, not a run of its own.
 
-    Lines that say themselves that nothing was drafted make a run where they are more than a few stray ones.
+    Lines that say themselves that nothing was drafted make a run where they are more than a few stray ones and of
+    another speed: damaged lines of the other run are as fast as that run.
     """
     if any(run.all(quantity) for quantity in (Quantity.COMMAND, Quantity.MODEL, Quantity.TP)):
         return False
     same_source = [spec for spec in specs if {one.source for one in spec} & {one.source for one in run}]
-    of_a_log = bool(run.all(Quantity.NUM_RUNNING)) or _num_rates(run) > 1
+    of_a_log = (
+        any(run.all(quantity) for quantity in (Quantity.NUM_RUNNING, Quantity.STEP_MS)) or _num_rates(run) > 1
+    )
     if not same_source or not of_a_log:
         return False
-    says_so = bool(run.all(Quantity.ALGORITHM))
-    return not says_so or _num_rates(run) < _FEW * max(map(_num_rates, same_source))
+    if not run.all(Quantity.ALGORITHM) or _num_rates(run) < _FEW * max(map(_num_rates, same_source)):
+        return True
+    own = run.number(Quantity.TOKENS_PER_S)
+    rates = [rate for spec in same_source if (rate := spec.number(Quantity.TOKENS_PER_S))]
+    return own is not None and any(abs(own / rate - 1) < _SAME_SPEED for rate in rates)
 
 
 def _num_rates(run: RunFacts) -> int:

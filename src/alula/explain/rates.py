@@ -51,8 +51,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         if (found := self.figure(name, own, "ms")) is not None:
             return found
         step = best(self.run, Quantity.STEP_MS, self.batch)
-        if step is not None:
-            return measured(name, step, "ms")
+        if step is not None and not (self.speculative and self.rate is not None):
+            return measured(name, step, "ms")  # beside a rate of a run that drafts it is a time per token, no cycle
         tokens = self.tokens_per_cycle if self.speculative else None
         if self.speculative and tokens is None:
             return None

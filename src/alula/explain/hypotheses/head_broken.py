@@ -14,6 +14,7 @@ from alula.explain.case import Case
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis, Tier
 from alula.explain.hypotheses.support import cited, of_figures
+from alula.explain.rates import best
 from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
 
@@ -48,7 +49,7 @@ class HeadBroken(Hypothesis):
             return self._weak(case, first, exact, told, seen)
         text = f"{_degree(first)} {told}{_then(case)}"
         fix = _fix(case, causes)
-        if first > _WRONG:
+        if first > _WRONG or _one_line(known_from, causes):
             return self.suspected(
                 text, tier=Tier.FAULT, evidence=seen, confidence=0.55, fix=fix, next_step=_check(case)
             )
@@ -83,7 +84,7 @@ def _first_position(case: Case) -> tuple[float | None, bool, tuple[Evidence, ...
     From tokens per cycle t alone: of k drafts the first is accepted in at least (t - 1) / k and at most t - 1 of the
     cycles. The upper bound is taken where it condemns the head, else the lower one.
     """
-    if case.sums.by_position:
+    if case.sums.by_position and not _positions_are_cut(case):
         return case.sums.by_position[0], True, case.spec.all(Quantity.ACCEPTANCE, position=0)
     tokens = case.sums.tokens_per_cycle
     if tokens is None or tokens.at_least:
@@ -95,6 +96,21 @@ def _first_position(case: Case) -> tuple[float | None, bool, tuple[Evidence, ...
         )
     steps = case.sums.steps or _LONGEST_CHAIN
     return most / steps, steps == 1, of_figures(tokens)
+
+
+def _one_line(known_from: tuple[Evidence, ...], causes: list[str]) -> bool:
+    """Whether it hangs on one number of a log, which may be cut off, and no setting explains it."""
+    log = [one for one in known_from if one.quantity is Quantity.TOKENS_PER_CYCLE and "accept len" in one.text]
+    return bool(log) and not causes and all(one.num_samples < 3 for one in log)
+
+
+def _positions_are_cut(case: Case) -> bool:
+    """Whether tokens per cycle, printed beside them, are more than these positions could yield: a damaged line."""
+    printed = best(case.spec, Quantity.TOKENS_PER_CYCLE)
+    steps = case.sums.steps or _LONGEST_CHAIN
+    if printed is None or printed.number is None or printed.scope.variant is not None:
+        return False
+    return printed.number - 1 > 1.25 * steps * case.sums.by_position[0] + 0.05
 
 
 def _degree(first: float) -> str:
