@@ -14,7 +14,10 @@ from alula.explain.readers.yaml_subset import parse_yaml
 
 _PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(alphabet="abc /-_:", max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(alphabet="abc", min_size=1, max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(alphabet="abc", min_size=1, max_size=4), inner, max_size=3)
+    ),
     max_leaves=12,
 )
 
@@ -40,7 +43,13 @@ def test_no_text_breaks_it(text: str) -> None:
 def test_calls_nest_and_enums_stand_in_angles() -> None:
     text = "server_args=ServerArgs(tp_size=8, decode=PhaseConfig(max_bs=512, bs=[1, 2]), mode=<Mode.FULL: (2, 1)>, x=None, f=0.5)"
     found = parse_call(text, "ServerArgs")
-    assert found == {"tp_size": 8, "decode": {"max_bs": 512, "bs": [1, 2]}, "mode": "Mode.FULL: (2, 1)", "x": None, "f": 0.5}
+    assert found == {
+        "tp_size": 8,
+        "decode": {"max_bs": 512, "bs": [1, 2]},
+        "mode": "Mode.FULL: (2, 1)",
+        "x": None,
+        "f": 0.5,
+    }
 
 
 @pytest.mark.parametrize("cut", range(5, 60, 7))
@@ -58,7 +67,7 @@ def test_depth_is_bounded() -> None:
 def test_yaml_of_a_compose_file() -> None:
     found = parse_yaml(
         "services:\n  vllm:\n    image: vllm/vllm-openai  # pinned\n    environment:\n    - NCCL_PROTO=LL\n    - 'A=b c'\n"
-        "    command: >\n      --model org/m\n      --tensor-parallel-size 8\n    ports: [\"8000:8000\"]\n    deploy:\n      n: 2\n"
+        '    command: >\n      --model org/m\n      --tensor-parallel-size 8\n    ports: ["8000:8000"]\n    deploy:\n      n: 2\n'
     )
     service = found["services"]["vllm"]
     assert service["environment"] == ["NCCL_PROTO=LL", "A=b c"]

@@ -133,7 +133,9 @@ def test_a_bomb_is_bounded_by_its_ratio(tmp_path: Path) -> None:
 
 def test_all_members_of_archives_share_one_limit(tmp_path: Path) -> None:
     path = tmp_path / "many.zip"
-    path.write_bytes(_zip({str(index): bytes(zlib.crc32(bytes([index])) % 256 for _ in range(1000)) for index in range(50)}))
+    path.write_bytes(
+        _zip({str(index): bytes(zlib.crc32(bytes([index])) % 256 for _ in range(1000)) for index in range(50)})
+    )
     found, notes = _all(path, limits=Limits(max_expanded_bytes=10_000))
     assert sum(map(len, found.values())) <= 11_000
     assert any("came out of archives" in note for note in notes)

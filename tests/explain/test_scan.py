@@ -74,7 +74,7 @@ def test_progress_bars_are_cut_into_their_states() -> None:
 
 
 def test_quotes_and_entities_of_web_pages_go() -> None:
-    assert cleaned(b"> > a &quot;b&quot; &gt; c &amp;&#39;") == "a \"b\" > c &'"
+    assert cleaned(b"> > a &quot;b&quot; &gt; c &amp;&#39;") == 'a "b" > c &\''
     assert cleaned(b"| a > b |") == "| a > b |"
 
 

@@ -188,7 +188,7 @@ def add_command(sink: Sink, line: int | None, text: str, engine: str | None = No
         return
     engine = engine or _program(text)
     flags = list(_flags(tokens))
-    known = [flag for flag in flags if flag[0].startswith("-")]
+    known = [flag for flag in flags if flag[0].strip("`").lstrip("-") not in ("help", "h", "version")]
     if engine is None:
         engine = _engine_of_flags(text)
         if engine is None or not known:

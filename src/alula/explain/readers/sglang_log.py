@@ -33,6 +33,7 @@ class SglangLog:
 
     name = READER
     markers: tuple[str, ...] = (
+        "server_args=",
         "ServerArgs(",
         "cuda graph ",
         "Capturing batches (bs=",
@@ -69,7 +70,7 @@ class SglangLog:
         if _PREFILL in text:
             self._steps.prefill(text)
             return False
-        if "ServerArgs(" in text:
+        if "ServerArgs(" in text or "server_args=" in text:
             self._dump, self._dump_line = [text], number
             return self._dump_ends(sink)
         self._start_up(Place(sink, READER, number, text, ENGINE))
@@ -90,7 +91,8 @@ class SglangLog:
 
     def _dump_ends(self, sink: Sink) -> bool:
         text = "".join(self._dump)
-        if len(text) < _MAX_DUMP and not is_closed(text, text.find("ServerArgs(")):
+        start = text.find("ServerArgs(")
+        if len(text) < _MAX_DUMP and (start < 0 or not is_closed(text, start)):
             return True
         self._take_dump(sink)
         return False
