@@ -20,7 +20,7 @@ _MAX_WRAPPED = 400  # terminal lines of one dump
 _MAX_DUMP = 1 << 17
 _CAPTURE_END = re.compile(r"Capture (draft extend |draft )?cuda graph end")
 _CAPTURE_BS = re.compile(r"Capture (draft extend |draft )?cuda graph bs \[([\d,\s.…]*)\]")
-_CAPTURING = re.compile(r"Capturing batches \(bs=(\d+)")
+_CAPTURING = re.compile(r"Capturing batches \(bs=(\d{1,9})\b")
 _BACKEND = re.compile(r"Attention backend not (?:set|specified)\. Use (\S+) backend by default")
 _MAX_RUNNING = re.compile(r"max_running_requests=(\d+)")
 _VERSION = re.compile(r"(?:sglang|SGLang)[ _]?(?:version|==|v)[ :=]*v?(\d+\.\d+[\w.+\-]*)")
