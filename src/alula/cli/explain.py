@@ -36,6 +36,12 @@ Compare = Annotated[
     list[str] | None,
     typer.Option("--compare", metavar="A B", help="Two record files (or logs): each number of both, side by side."),
 ]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url", metavar="URL", help="Also ask this running SGLang, vLLM or alula server for what it says."
+    ),
+]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained page.")]
 
 
@@ -77,6 +83,7 @@ def explain(
     ] = None,
     from_files: Files = None,
     baseline: Baseline = None,
+    url: Url = None,
     compare: Compare = None,
     json_file: Json = None,
     html: Html = None,
@@ -91,15 +98,22 @@ def explain(
         if model is not None:
             _live(model)
         typed = numbers.typed()
-        if not (from_files or baseline or typed.given):
+        sources = [*(from_files or []), *([] if url is None else [_checked_url(url)])]
+        if not (sources or baseline or typed.given):
             raise InvalidOption(
                 "nothing to explain: give --from FILE... (and --baseline FILE...), numbers such as --plain-tps and "
                 "--spec-tps, or --compare A B"
             )
-        verdict = _judge(output, from_files or [], baseline or [], typed)
+        verdict = _judge(output, sources, baseline or [], typed)
         _show(output, verdict, html)
     if verdict.exit_code:
         raise typer.Exit(verdict.exit_code)
+
+
+def _checked_url(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise InvalidOption(f"--url is {url!r}; expected a server's address, such as http://127.0.0.1:30000")
+    return url
 
 
 def _live(model: str) -> NoReturn:

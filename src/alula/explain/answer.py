@@ -20,7 +20,10 @@ def answer(case: Case, findings: Sequence[Finding]) -> str:
     """One sentence, or two. findings: ranked."""
     if case.empty:
         return NOTHING
-    return " ".join(filter(None, [_what(case), _why(case, findings)]))
+    said = [_what(case), _why(case, findings)]
+    if case.sums.pays is None and any(_names_a_cause(one) for one in findings):
+        said.reverse()  # what is known comes first
+    return " ".join(filter(None, said))
 
 
 def _what(case: Case) -> str:
@@ -73,7 +76,7 @@ def _missing(case: Case) -> str:
 
 
 def _why(case: Case, findings: Sequence[Finding]) -> str:
-    causes = [one for one in findings if one.status is Status.CONFIRMED and one.tier < Tier.READING]
+    causes = [one for one in findings if _names_a_cause(one)]
     if case.sums.pays:
         causes = [one for one in causes if one.tier is not Tier.TUNING]
     named = [
@@ -84,6 +87,10 @@ def _why(case: Case, findings: Sequence[Finding]) -> str:
     if case.sums.pays:
         return "Nothing wrong was found."
     return " ".join(filter(None, [_traffic(findings), _suspects(findings)]))
+
+
+def _names_a_cause(finding: Finding) -> bool:
+    return finding.status is Status.CONFIRMED and finding.tier < Tier.READING
 
 
 def _traffic(findings: Sequence[Finding]) -> str:

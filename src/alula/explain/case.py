@@ -51,6 +51,8 @@ _ONLY_SPECULATIVE = (
     Quantity.DRAFT_MODEL,
     Quantity.SPEC_TOKENS_PER_S,
 )
+_SAME_SPEED = 0.03
+_FEW = 0.2  # of the lines of the run beside them
 _OFF = ("", "none", "null", "false", "off")
 
 
@@ -144,14 +146,14 @@ def _sides(found: list[RunFacts]) -> tuple[RunFacts, RunFacts, list[RunFacts]]:
     """The plain run, the speculative run, and further ones."""
     labelled = {id(run): _label(run) for run in found}
     any_speculative = Label.SPECULATIVE in labelled.values()
-    plains, specs, loose = [], [], []
-    for run in found:
-        label = labelled[id(run)]
-        if label is Label.BASELINE:
-            plains.append(run)
-        elif label is Label.SPECULATIVE:
-            specs.append(run)
-        elif any_speculative and _has_rate(run) and _rate_elsewhere(run, found):
+    specs = [run for run in found if labelled[id(run)] is Label.SPECULATIVE]
+    plains = [run for run in found if labelled[id(run)] is Label.BASELINE]
+    # Windows of one log in which nothing was drafted: another load, or lines out of order. No baseline.
+    pieces = [run for run in plains if _piece_of_a_log(run, specs)]
+    plains = [run for run in plains if run not in pieces]
+    loose = []
+    for run in (run for run in found if labelled[id(run)] is Label.UNKNOWN):
+        if any_speculative and _has_rate(run) and _rate_elsewhere(run, found) and not _piece_of_a_log(run, specs):
             plains.append(run)  # a rate without a word of speculation, beside a run that speculates
         else:
             loose.append(run)
@@ -162,7 +164,8 @@ def _sides(found: list[RunFacts]) -> tuple[RunFacts, RunFacts, list[RunFacts]]:
     plain = plain if plain is not None else RunFacts(label=Label.BASELINE)
     for run in loose:
         _take(spec, run)
-    return plain, spec, [run for run in (*spec_groups, *plain_groups) if run is not spec and run is not plain]
+    others = [run for run in (*spec_groups, *plain_groups, *pieces) if run is not spec and run is not plain]
+    return plain, spec, others
 
 
 def _label(run: RunFacts) -> Label:
@@ -183,6 +186,31 @@ def _has_rate(run: RunFacts) -> bool:
 def _rate_elsewhere(run: RunFacts, found: list[RunFacts]) -> bool:
     """Whether another run, one that speculates, has a rate of its own; else this rate may be that run's."""
     return any(_has_rate(one) and _label(one) is Label.SPECULATIVE for one in found if one is not run)
+
+
+def _piece_of_a_log(run: RunFacts, specs: list[RunFacts]) -> bool:
+    """Whether it is but a stretch of a log that also tells of a run that speculates, not a run of its own.
+
+    Lines that say themselves that nothing was drafted make a run where they are more than a few stray ones and of
+    another speed: damaged lines of the other run are as fast as that run.
+    """
+    if any(run.all(quantity) for quantity in (Quantity.COMMAND, Quantity.MODEL, Quantity.TP)):
+        return False
+    same_source = [spec for spec in specs if {one.source for one in spec} & {one.source for one in run}]
+    of_a_log = (
+        any(run.all(quantity) for quantity in (Quantity.NUM_RUNNING, Quantity.STEP_MS)) or _num_rates(run) > 1
+    )
+    if not same_source or not of_a_log:
+        return False
+    if not run.all(Quantity.ALGORITHM) or _num_rates(run) < _FEW * max(map(_num_rates, same_source)):
+        return True
+    own = run.number(Quantity.TOKENS_PER_S)
+    rates = [rate for spec in same_source if (rate := spec.number(Quantity.TOKENS_PER_S))]
+    return own is not None and any(abs(own / rate - 1) < _SAME_SPEED for rate in rates)
+
+
+def _num_rates(run: RunFacts) -> int:
+    return max((one.num_samples for quantity in _RATES for one in run.all(quantity)), default=0)
 
 
 def _merge(runs: list[RunFacts], label: Label) -> list[RunFacts]:

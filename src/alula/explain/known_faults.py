@@ -19,7 +19,7 @@ class KnownFault(msgspec.Struct, frozen=True, kw_only=True):
     """One entry. engine: part of the engine's name, "" for any. since, before: versions, () for no limit.
 
     tell: the evidence in a case that shows it; () where it does not apply. misleading: a field to read with care, not
-    something that costs time.
+    something that costs time. routine: stands in every log of that engine, so it is a note and no finding.
     """
 
     id: str
@@ -31,6 +31,7 @@ class KnownFault(msgspec.Struct, frozen=True, kw_only=True):
     since: tuple[int, ...] = ()
     before: tuple[int, ...] = ()
     misleading: bool = True
+    routine: bool = False
     confidence: float = 0.7
 
     def found_in(self, case: Case) -> tuple[Evidence, ...]:
@@ -93,6 +94,7 @@ def _inherited_quantization(case: Case) -> tuple[Evidence, ...]:
 KNOWN_FAULTS: tuple[KnownFault, ...] = (
     KnownFault(
         id="allreduce_order_as_printed",
+        routine=True,
         engine="vllm",
         what='The printed list of all-reduce backends "in dispatch order" is not the order of the code, is '
         "printed once, and "
@@ -102,6 +104,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
     ),
     KnownFault(
         id="accept_rate_changed",
+        routine=True,
         engine="sglang",
         what="`accept rate` changed its meaning: tokens per cycle over num_draft_tokens in 0.5.3, accepted "
         "over proposed drafts "
@@ -111,6 +114,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
     ),
     KnownFault(
         id="cuda_graph_field",
+        routine=True,
         engine="sglang",
         what="`cuda graph:` tells of the target verify of the last batch in the window alone; draft and "
         "extend are not in it, "
@@ -120,6 +124,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
     ),
     KnownFault(
         id="kernel_name_is_no_protocol",
+        routine=True,
         engine="",
         what="An NCCL kernel name that ends in _LL proves no protocol, nor RING an algorithm: since 2.19 "
         "every all-reduce kernel "
@@ -138,6 +143,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
     ),
     KnownFault(
         id="peak_counts_chunks",
+        routine=True,
         engine="",
         what='"Peak output token throughput" counts streamed chunks, not tokens, when speculation is on; time '
         "between chunks "
@@ -147,6 +153,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
     ),
     KnownFault(
         id="mfu_counts_tokens",
+        routine=True,
         engine="sglang",
         what="The estimated read bandwidth charges weight bytes for each generated token, with dense sizes "
         "and no MLA or expert "
@@ -156,6 +163,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
     ),
     KnownFault(
         id="iteration_latency_overlap",
+        routine=True,
         engine="tensorrt",
         what="iterLatencyMS spans about two loops under overlap scheduling: it is not a cycle's time.",
         source="TensorRT-LLM, the note in its own profiler source",
@@ -230,6 +238,7 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
     ),
     KnownFault(
         id="ray_setdefault",
+        routine=True,
         engine="vllm",
         what="Variables reach Ray workers with setdefault: a value that the worker's own environment already "
         "has wins silently, "
@@ -250,6 +259,14 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = (
         confidence=0.45,
     ),
 )
+
+
+def fields_to_read_with_care(case: Case) -> tuple[str, ...]:
+    """Of the fields that stand in this case's evidence, those that do not mean what they seem to."""
+    return tuple(
+        f"{fault.what} ({fault.source})" for fault in KNOWN_FAULTS if fault.routine and fault.found_in(case)
+    )
+
 
 # SGLang captures the draft's extend for these attention backends only (0.5.23); fa3 was not among them in 0.5.17.
 _CAPTURED_EXTEND = ("triton", "trtllm", "flashinfer", "flashmla", "dsa", "nsa", "qwen")

@@ -10,7 +10,7 @@ import msgspec
 
 from alula.explain.facts import RunFacts
 from alula.explain.figures import Figure, derived, measured, shown
-from alula.profile.evidence import Evidence
+from alula.profile.evidence import WINDOW_MEAN, Evidence
 from alula.profile.quantities import Quantity
 
 _APPROXIMATE = 0.8  # of a rate over a whole benchmark, which holds prompts and waiting too
@@ -51,8 +51,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         if (found := self.figure(name, own, "ms")) is not None:
             return found
         step = best(self.run, Quantity.STEP_MS, self.batch)
-        if step is not None:
-            return measured(name, step, "ms")
+        if step is not None and not (self.speculative and self.rate is not None):
+            return measured(name, step, "ms")  # beside a rate of a run that drafts it is a time per token, no cycle
         tokens = self.tokens_per_cycle if self.speculative else None
         if self.speculative and tokens is None:
             return None
@@ -94,6 +94,8 @@ def best(run: RunFacts, quantity: Quantity, batch: float | None = None) -> Evide
     """The piece of evidence to use: of this batch where there is one, without a sweep's scope, with most samples."""
     found = [one for one in run.all(quantity) if one.number is not None]
     found = [one for one in found if one.scope.variant is None] or found
+    if len({one.scope.variant for one in found}) > 1:
+        return None  # rows of a table with names of their own: none of them is the run
     plain = [one for one in found if one.scope.steps is None and one.scope.rank in (None, 0)] or found
     at_batch = [one for one in plain if batch is not None and one.scope.batch == batch]
     unscoped = [one for one in plain if one.scope.batch is None]
@@ -107,7 +109,7 @@ def tokens_per_cycle(run: RunFacts, steps: int | None) -> Figure | None:
     name = "tokens per cycle"
     if (
         printed is not None
-        and printed.scope.variant is None
+        and printed.scope.variant != WINDOW_MEAN
         and (figure := measured(name, printed, "")) is not None
     ):
         return figure

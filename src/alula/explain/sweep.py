@@ -12,12 +12,15 @@ import msgspec
 
 from alula.explain.facts import RunFacts
 from alula.explain.rates import best, read_side
-from alula.profile.evidence import NOWHERE, Evidence
+from alula.profile.evidence import Evidence, Scope
 from alula.profile.quantities import Quantity
 
 
 class SweepPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One draft length (k = steps) as measured. None is unknown."""
+    """One draft length (k = steps), or one tree of it, as measured. None is unknown.
+
+    variant: how the row was called where k alone does not name it ("3,1,4"); width: rows a request, where told.
+    """
 
     steps: int
     tokens_per_cycle: float | None
@@ -25,6 +28,12 @@ class SweepPoint(msgspec.Struct, frozen=True, kw_only=True):
     cycle_ms: float | None
     speedup: float | None
     evidence: tuple[Evidence, ...] = ()
+    variant: str | None = None
+    width: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.variant or str(self.steps)
 
 
 class CycleLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,18 +46,19 @@ class CycleLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sweep_of(plain: RunFacts, runs: Sequence[RunFacts]) -> tuple[SweepPoint, ...]:
-    """The points found, by k; of the same k the first. Fewer than two are no sweep and give ()."""
+    """The points found, by k and variant; of the same the first. Fewer than two are no sweep and give ()."""
     plain_side = read_side(plain, runs[0] if runs else RunFacts(), speculative=False)
-    points: dict[int, SweepPoint] = {}
     plain_rate = plain_side.rate.value if plain_side.rate else None
+    points: dict[tuple[int, str], SweepPoint] = {}
     for run in runs:
-        scoped = {one.scope.steps for one in run if one.scope.steps}
-        for steps in sorted(scoped):
-            part = RunFacts(one for one in run if one.scope.steps == steps)
-            points.setdefault(steps, _point(steps, part, plain_rate))
+        scoped = {(one.scope.steps, one.scope.variant) for one in run if one.scope.steps}
+        for steps, variant in sorted(scoped, key=lambda key: (key[0] or 0, key[1] or "")):
+            part = RunFacts(one for one in run if (one.scope.steps, one.scope.variant) == (steps, variant))
+            point = _point(steps or 0, part, plain_rate)
+            points.setdefault((point.steps, variant or ""), msgspec.structs.replace(point, variant=variant))
         own = run.number(Quantity.STEPS)
         if not scoped and own and own >= 1:
-            points.setdefault(int(own), _point(int(own), run, plain_rate))
+            points.setdefault((int(own), ""), _point(int(own), run, plain_rate))
     found = [point for _, point in sorted(points.items()) if point.cycle_ms or point.tokens_per_s]
     return tuple(found) if len(found) > 1 else ()
 
@@ -67,37 +77,47 @@ def _point(steps: int, run: RunFacts, plain_tokens_per_s: float | None) -> Sweep
         tokens_per_s=tokens_per_s,
         cycle_ms=cycle.value if cycle else None,
         speedup=faster,
-        evidence=tuple(cited),
+        evidence=tuple(dict.fromkeys(cited)),
+        width=next((one.scope.width for one in cited if one.scope.width), None),
     )
 
 
 def focused(spec: RunFacts, points: Sequence[SweepPoint]) -> RunFacts:
-    """The run to do arithmetic with: of a run that is nothing but a sweep, its fastest point; else the run itself."""
+    """The run to do arithmetic with: of a run that is nothing but a sweep, its fastest point; else the run itself.
+
+    A point's values lose the scope that told them from the others.
+    """
     scoped = [point for point in points if any(one.scope.steps == point.steps for one in point.evidence)]
     if not scoped or spec.all(Quantity.STEPS):
         return spec
     best_point = max(scoped, key=lambda point: (point.tokens_per_s or 0.0, -(point.cycle_ms or 0.0)))
     view = RunFacts(label=spec.label, name=spec.name)
     for one in spec:
-        if one.scope.steps in (None, best_point.steps):
-            view.add(msgspec.structs.replace(one, scope=msgspec.structs.replace(one.scope, steps=None)))
-    cited = next(one for one in best_point.evidence if one.scope.steps == best_point.steps)
-    view.add(
-        msgspec.structs.replace(
-            cited,
-            quantity=Quantity.STEPS,
-            value=best_point.steps,
-            scope=NOWHERE,
-            num_samples=1,
-            low=None,
-            high=None,
-        )
-    )
+        if one.scope.steps is None:
+            view.add(one)
+        elif (one.scope.steps, one.scope.variant) == (best_point.steps, best_point.variant):
+            view.add(msgspec.structs.replace(one, scope=_without_point(one.scope)))
+    for quantity, value in ((Quantity.STEPS, best_point.steps), (Quantity.NUM_DRAFT_TOKENS, best_point.width)):
+        if value is not None:
+            view.add(_told(best_point.evidence[0], quantity, value))
     return view
 
 
+def _without_point(scope: Scope) -> Scope:
+    return msgspec.structs.replace(scope, steps=None, variant=None, width=None)
+
+
+def _told(cited: Evidence, quantity: Quantity, value: int) -> Evidence:
+    """A fact that stands in the scope of evidence, as evidence of its own at the same place."""
+    return Evidence(
+        quantity=quantity, value=value, source=cited.source, line=cited.line, text=cited.text, run=cited.run
+    )
+
+
 def fit_line(points: Sequence[SweepPoint]) -> CycleLine | None:
-    """Least squares over the points whose cycle is known; None with fewer than two."""
+    """Least squares over the points whose cycle is known; None with fewer than two, or for trees of several shapes."""
+    if len({point.steps for point in points}) < len(points):
+        return None
     known = [(point.steps, point.cycle_ms) for point in points if point.cycle_ms is not None]
     if len({steps for steps, _ in known}) < 2:
         return None

@@ -13,6 +13,7 @@ from alula.explain.derived import further_figures
 from alula.explain.figures import Figure
 from alula.explain.finding import Finding, Status
 from alula.explain.hypotheses.registry import HYPOTHESES
+from alula.explain.known_faults import fields_to_read_with_care
 from alula.explain.waterfall import Part, waterfall
 from alula.profile.evidence import Evidence
 
@@ -125,6 +126,7 @@ def _facts(case: Case) -> dict[str, Any]:
         "speculative": _known(case.spec),
         "other_runs": [_known(run) for run in case.others],
         "contradictions": [one.words() for one in case.contradictions],
+        "read_with_care": list(fields_to_read_with_care(case)),
         "notes": list(case.notes),
     }
 

@@ -17,6 +17,7 @@ from alula.profile.quantities import Quantity
 
 REMAINDER = "not explained"
 _SMALLEST_MS = 1e-9
+_LARGE = 0.3  # of a plain step
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +37,7 @@ def waterfall(case: Case, findings: Sequence[Finding]) -> tuple[Part, ...]:
     left = total - plain
     for name, size in _phases(case, plain):
         left -= size
-        parts += _cut(name, size, findings)
+        parts += _cut(name, size, findings, _LARGE * plain)
     if abs(left) > _SMALLEST_MS:
         parts += _rest(left, findings, {name for name, _ in _phases(case, plain)})
     return tuple(parts)
@@ -80,10 +81,12 @@ _NAMES = {
 }
 
 
-def _cut(name: str, size: float, findings: Sequence[Finding]) -> list[Part]:
-    """A phase, its explained parts first. A draft or host that a finding is about as a whole stays one bar."""
+def _cut(name: str, size: float, findings: Sequence[Finding], large: float) -> list[Part]:
+    """A phase, its explained parts first. What verify takes beyond a plain step is no explanation of itself, unless it
+    is as little as a few rows cost; what draft, extend and host take is.
+    """
     parts, left = _explained(name, size, findings)
-    if not parts:
+    if not parts and (name != "verify" or size <= large):
         return [Part(part=_NAMES[name], ms=size)]
     if abs(left) > _SMALLEST_MS:
         parts.append(Part(part=f"{_NAMES[name]}, {REMAINDER}", ms=left))
@@ -116,4 +119,5 @@ def _explained(name: str, size: float, findings: Sequence[Finding]) -> tuple[lis
 def _short(finding: Finding) -> str:
     if finding.id == "expert_union":
         return "extra expert weights (arithmetic)"
-    return finding.title[:1].lower() + finding.title[1:]
+    title = finding.title[:1].lower() + finding.title[1:]
+    return title.removeprefix(f"{finding.part} ")

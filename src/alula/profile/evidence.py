@@ -15,6 +15,7 @@ from alula.profile.quantities import Quantity, unit_of
 MAX_TEXT = 400  # characters of the line that are kept
 MAX_VALUE = 2000  # of a value that is text
 Value = bool | int | float | str
+WINDOW_MEAN = "window"  # variant of a mean over a stretch of a run: for trends, never the run's value
 
 
 class Label(StrEnum):

@@ -70,8 +70,9 @@ SGLANG: Table = {
             since=(0, 5, 23),
         ),
         Advice(
+            before=(0, 5, 23),
             text="remove --disable-custom-all-reduce, or --enable-mscclpp; read the start-up log for what is "
-            "refused"
+            "refused",
         ),
     ),
     "queue": always("read `#queue-req` in the Decode lines and max_running_requests in server_args"),

@@ -66,7 +66,10 @@ VLLM: Table = {
             text="VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC=1 (FlashInfer's PCIe kernel; off by default)",
             since=(0, 33),
         ),
-        Advice(text="remove --disable-custom-all-reduce; read the start-up log for what is refused"),
+        Advice(
+            before=(0, 33),
+            text="remove --disable-custom-all-reduce; read the start-up log for what is refused",
+        ),
     ),
     "queue": always("read `Running:` and `Waiting:` of the Engine lines and --max-num-seqs"),
     "trace": always(

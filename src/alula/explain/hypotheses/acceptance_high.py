@@ -6,10 +6,12 @@ from alula.explain.case import Case
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis, Tier
 from alula.explain.hypotheses.support import cited, of_figures
-from alula.profile.evidence import Evidence
+from alula.profile.evidence import WINDOW_MEAN, Evidence
 from alula.profile.quantities import Quantity
 
 _LOOPING, _NEARLY_ALL = 0.1, 0.95
+_MUCH_MORE = 1.4
+_FIX = "judge speculation on real prompts with the chat template"
 
 
 class AcceptanceTooGood(Hypothesis):
@@ -23,6 +25,8 @@ class AcceptanceTooGood(Hypothesis):
         tokens, top = case.sums.tokens_per_cycle, case.sums.ceiling
         unique = case.spec.first(Quantity.UNIQUE_TOKEN_SHARE)
         looping = unique is not None and unique.number is not None and unique.number < _LOOPING
+        if (rows := _random_row(case)) is not None:
+            return self.confirmed(rows[0], tier=Tier.FAULT, evidence=rows[1], confidence=0.65, fix=_FIX)
         if tokens is None or top is None or top.value <= 1 or tokens.at_least:
             if looping:
                 return self.suspected("The output repeats itself.", evidence=cited(unique), tier=Tier.FAULT)
@@ -33,7 +37,7 @@ class AcceptanceTooGood(Hypothesis):
         fields = {
             "tier": Tier.FAULT,
             "evidence": seen,
-            "fix": "judge speculation on real prompts with the chat template",
+            "fix": _FIX,
         }
         if share < _NEARLY_ALL and not looping:
             return self.refuted(f"Nothing unusual: {told}", evidence=seen)
@@ -57,3 +61,21 @@ class AcceptanceTooGood(Hypothesis):
 
 def _random_data(case: Case) -> tuple[Evidence, ...]:
     return tuple(one for one in case.spec.all(Quantity.DATASET) if "random" in str(one.value).lower())
+
+
+def _random_row(case: Case) -> tuple[str, tuple[Evidence, ...]] | None:
+    """A table whose random prompts yield far more tokens per cycle than its other rows."""
+    rows = [one for one in case.spec.all(Quantity.TOKENS_PER_CYCLE) if one.scope.variant and one.number]
+    random = [one for one in rows if "random" in (one.scope.variant or "").lower()]
+    others = [one for one in rows if one not in random and one.scope.variant != WINDOW_MEAN]
+    if not random or not others:
+        return None
+    high, low = max(random, key=lambda one: one.number or 0.0), max(others, key=lambda one: one.number or 0.0)
+    if (high.number or 0.0) - 1 < _MUCH_MORE * ((low.number or 0.0) - 1):
+        return None
+    text = (
+        f"Random prompts yield {shown(high.number or 0.0)} tokens per cycle, others at most "
+        f"{shown(low.number or 0.0)}: the "
+        "output behind random prompts most likely loops. It says nothing about real traffic."
+    )
+    return text, (high, low)

@@ -6,6 +6,7 @@ from alula.explain.advice.lookup import advise
 from alula.explain.case import Case
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis
+from alula.explain.hypotheses.latencies import LatencySlope, latency_slope, range_of
 from alula.explain.hypotheses.support import (
     cited,
     excess_ms,
@@ -49,6 +50,8 @@ class AllreducePathsDiffer(Hypothesis):
                 )
             if cost is None or not _weighty(case, cost):
                 return self.refuted(f"Both take {names[0]}.{_spent(cost)}", evidence=seen)
+        if cost is None and (slope := latency_slope(case)) is not None:
+            return self._by_latency(case, slope)
         if cost is not None and _weighty(case, cost):
             return self.confirmed(
                 f"Verify's collectives cost {shown(cost)} ms more than decode's.{_sizes(case)}",
@@ -63,8 +66,47 @@ class AllreducePathsDiffer(Hypothesis):
             )
         return self._open(case, cited(decode, verify, costs))
 
+    def _by_latency(self, case: Case, slope: LatencySlope) -> Finding:
+        """From a table of latencies: what the larger messages of verify cost, on whatever path was measured."""
+        told = (
+            f"By the measured latencies of {slope.name}, a message of decode "
+            f"({kilobytes(slope.decode_bytes)}) takes "
+            f"{shown(slope.decode_us)} µs and one of verify ({kilobytes(slope.verify_bytes)}) "
+            f"{shown(slope.verify_us)} µs."
+        )
+        if slope.ms is None or case.sums.plain_ms is None:
+            missing = "number of all-reduces" if slope.ms is None else "plain step"
+            return self.suspected(
+                f"{told} The {missing} is not known.",
+                evidence=slope.evidence,
+                confidence=0.3,
+                next_step=advise(case, "allreduce_path"),
+            )
+        told += f" Over {reductions(case)} all-reduces that is {shown(slope.ms)} ms more in verify."
+        if not _weighty(case, slope.ms):
+            return self.refuted(told, evidence=slope.evidence, confidence=0.6)
+        return self.confirmed(
+            told,
+            ms=slope.ms,
+            part="verify",
+            evidence=slope.evidence,
+            confidence=0.6,
+            weight=2.0,
+            fix="a backend or protocol whose latency is flat from decode's to verify's message size",
+            next_step=advise(case, "allreduce_path"),
+            predicted_speedup=case.sums.speedup_without(slope.ms),
+        )
+
     def _open(self, case: Case, seen: tuple[Evidence, ...]) -> Finding:
         step = advise(case, "allreduce_path")
+        table = case.both(Quantity.ALLREDUCE_US)
+        if len(table) > 1:
+            return self.suspected(
+                f"Latencies were measured, but the messages of this model are not known.{range_of(table)}",
+                evidence=cited(table),
+                confidence=0.25,
+                next_step=f"give the model with --model and k with --steps; {step}",
+            )
         if case.tp is None and not case.all(Quantity.NCCL_VERSION):
             return self.unknown("The number of ranks and the all-reduce paths are not known.", next_step=step)
         if not slow_verify(case):

@@ -50,8 +50,8 @@ class BreakEvenAboveCeiling(Hypothesis):
 def _others(case: Case) -> str:
     """The other draft lengths that were measured: break-even against their ceiling."""
     told = [
-        f"k = {point.steps}: {shown(point.tokens_per_cycle / point.speedup)} against {point.steps + 1}"
+        f"k = {point.name}: {shown(point.tokens_per_cycle / point.speedup)} against {point.steps + 1}"
         for point in case.sweep
-        if point.tokens_per_cycle and point.speedup and point.steps != case.sums.steps
+        if point.tokens_per_cycle and point.speedup and point.steps != case.sums.steps and not point.variant
     ]
     return f" Other lengths: {', '.join(told[:6])}." if told else ""

@@ -47,8 +47,8 @@ class DraftLength(Hypothesis):
 
     def _measured(self, case: Case, rated: list[SweepPoint]) -> Finding:
         best = max(rated, key=lambda point: point.tokens_per_s or 0.0)
-        curve = ", ".join(f"{point.steps}: {shown(point.tokens_per_s or 0.0)}" for point in rated)
-        told = f"Tokens/s by k: {curve}."
+        curve = ", ".join(f"{point.name}: {shown(point.tokens_per_s or 0.0)}" for point in rated)
+        told = f"Tokens/s by k: {curve}.{_odd(rated)}"
         seen = cited(*(point.evidence for point in rated))
         in_use = case.spec.number(Quantity.STEPS)  # of a table of draft lengths none is in use
         used = next((point for point in rated if point.steps == in_use), None)
@@ -59,7 +59,7 @@ class DraftLength(Hypothesis):
         if used is not None and (best.tokens_per_s or 0.0) <= _WORTH_IT * (used.tokens_per_s or 0.0):
             return self.refuted(f"{told} k = {used.steps}, in use, is as good as the best.{end}", evidence=seen)
         return self.confirmed(
-            f"{told} The best depth by this curve is {best.steps}.{end}",
+            f"{told} The best depth by this curve is {best.name}.{end}",
             tier=Tier.TUNING,
             evidence=seen,
             confidence=0.8,
@@ -85,6 +85,20 @@ class DraftLength(Hypothesis):
             "One draft length, without acceptance by position and phase times.",
             next_step=f"measure another: {advise(case, 'steps', steps='K')}",
         )
+
+
+def _odd(rated: list[SweepPoint]) -> str:
+    """Two shapes with the same steps and the same rows that differ clearly: noise, or another path."""
+    for first in rated:
+        for second in rated:
+            same = first.steps == second.steps and first.width == second.width and first.width is not None
+            if same and (first.tokens_per_s or 0.0) > 1.1 * (second.tokens_per_s or 0.0):
+                return (
+                    f" {first.name} and {second.name} have the same draft steps and verify rows and differ "
+                    f"by more than "
+                    "acceptance explains: noise, or another path (a graph) for one of them."
+                )
+    return ""
 
 
 def _computed(case: Case) -> dict[int, float]:

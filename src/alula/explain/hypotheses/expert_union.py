@@ -119,7 +119,7 @@ class ExpertUnion(Hypothesis):
             return self.suspected(
                 f"{rows} rows are expected to touch {shown(union)} of {experts:.0f} experts, "
                 f"{shown(union / each)} times those of "
-                "one row; what that costs needs the GPU's bandwidth and the model's size.",
+                "one row; what that costs needs the GPU's bandwidth, the model's size and the number of ranks.",
                 evidence=seen,
                 confidence=0.3,
                 suspect=matters(case),
@@ -150,13 +150,14 @@ class ExtraTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def extra_traffic(case: Case) -> ExtraTraffic | None:
-    """From the built-in shape and the bandwidth; None where either, or the rows, is not known."""
+    """From the built-in shape and the bandwidth; None where either, the rows or the number of ranks is not known."""
     shape, rows = shape_of(case), verify_rows(case)
     name = case.text(Quantity.GPU)
     gpu = find_gpu(name) if name else None
-    if shape is None or gpu is None or rows is None or not shape.sparse:
+    tp = case.tp
+    if shape is None or gpu is None or rows is None or tp is None or not shape.sparse:
         return None
-    plain_rows, tp = max(1, round(case.sums.batch)), case.tp or 1
+    plain_rows = max(1, round(case.sums.batch))
     plain = forward_bytes(shape, rows=plain_rows, tp=tp)
     verify = forward_bytes(shape, rows=rows, tp=tp)
     per_ms = gpu.memory_bytes_per_s / 1000.0

@@ -14,10 +14,12 @@ from alula.explain.case import Case
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis, Tier
 from alula.explain.hypotheses.support import cited, of_figures
+from alula.explain.rates import best
 from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
 
 _WRONG, _NEAR, _WORKS = 0.05, 0.15, 0.3
+_LONGEST_CHAIN = 8  # drafts assumed where k is not known, which makes the bound a weak one
 
 
 class HeadBroken(Hypothesis):
@@ -28,7 +30,7 @@ class HeadBroken(Hypothesis):
     needs = ("acceptance", "tokens_per_cycle", "draft_architecture", "algorithm", "aux_layers")
 
     def judge(self, case: Case) -> Finding:
-        first, known_from = _first_position(case)
+        first, exact, known_from = _first_position(case)
         causes, clues = _clues(case)
         told = " ".join(causes)
         if first is None:
@@ -36,21 +38,18 @@ class HeadBroken(Hypothesis):
                 return self.suspected(told, tier=Tier.FAULT, evidence=clues, next_step=advise(case, "acceptance"))
             return self.unknown("Acceptance is not known.", next_step=advise(case, "acceptance"))
         seen = cited(known_from, clues)
-        if first > _WORKS:
+        if first > (_WORKS if exact else _NEAR):
             return self.refuted(
-                f"Position 0 is accepted in {100 * first:.0f} % of the cycles: the head works.", evidence=known_from
+                f"Position 0 is accepted in {'' if exact else 'at least '}{100 * first:.0f} % of the "
+                f"cycles: the head works.",
+                evidence=known_from,
+                confidence=0.85 if exact else 0.7,
             )
-        if first > _NEAR:
-            return self.unknown(
-                f"Position 0 is accepted in {100 * first:.0f} % of the cycles: weak, or slightly wrong. {told}",
-                evidence=seen,
-                confidence=0.3 if causes else 0.2,
-                suspect=bool(causes),
-                next_step=advise(case, "acceptance"),
-            )
+        if not exact or first > _NEAR:
+            return self._weak(case, first, exact, told, seen)
         text = f"{_degree(first)} {told}{_then(case)}"
         fix = _fix(case, causes)
-        if first > _WRONG:
+        if first > _WRONG or _one_line(known_from, causes):
             return self.suspected(
                 text, tier=Tier.FAULT, evidence=seen, confidence=0.55, fix=fix, next_step=_check(case)
             )
@@ -63,19 +62,55 @@ class HeadBroken(Hypothesis):
             next_step=_check(case),
         )
 
+    def _weak(self, case: Case, first: float, exact: bool, told: str, seen: tuple[Evidence, ...]) -> Finding:
+        """Neither dead nor known to work."""
+        known = (
+            f"Position 0 is accepted in {100 * first:.0f} % of the cycles: weak, or slightly wrong."
+            if exact
+            else f"Position 0 is accepted in at least {100 * first:.0f} % of the cycles; more is not known."
+        )
+        return self.unknown(
+            f"{known} {told}".rstrip(),
+            evidence=seen,
+            confidence=0.3 if told else 0.1,
+            suspect=bool(told),
+            next_step=advise(case, "acceptance"),
+        )
 
-def _first_position(case: Case) -> tuple[float | None, tuple[Evidence, ...]]:
-    """The acceptance at position 0, or an upper bound of it from tokens per cycle (t - 1)."""
-    if case.sums.by_position:
-        return case.sums.by_position[0], case.spec.all(Quantity.ACCEPTANCE, position=0)
+
+def _first_position(case: Case) -> tuple[float | None, bool, tuple[Evidence, ...]]:
+    """The acceptance at position 0, whether that is exact, and what says so.
+
+    From tokens per cycle t alone: of k drafts the first is accepted in at least (t - 1) / k and at most t - 1 of the
+    cycles. The upper bound is taken where it condemns the head, else the lower one.
+    """
+    if case.sums.by_position and not _positions_are_cut(case):
+        return case.sums.by_position[0], True, case.spec.all(Quantity.ACCEPTANCE, position=0)
     tokens = case.sums.tokens_per_cycle
-    if tokens is None or tokens.at_least or (case.sums.ceiling is None and tokens.value > 1 + _NEAR):
-        return (None, ()) if tokens is None or tokens.value < 1.5 or tokens.at_least else (0.5, of_figures(tokens))
-    # Of k drafts, the first is accepted in at least (t - 1) / k and at most t - 1 of the cycles.
-    if tokens.value - 1 <= _NEAR:
-        return max(0.0, tokens.value - 1), of_figures(tokens)
-    share = (tokens.value - 1) / max(1, case.sums.steps or 1)
-    return max(share, min(tokens.value - 1, 1.0) * 0.75), of_figures(tokens)
+    if tokens is None or tokens.at_least:
+        return None, False, ()
+    most = max(0.0, tokens.value - 1)
+    if most <= _NEAR:
+        return (
+            (most, True, of_figures(tokens)) if case.sums.steps or most == 0 else (None, False, of_figures(tokens))
+        )
+    steps = case.sums.steps or _LONGEST_CHAIN
+    return most / steps, steps == 1, of_figures(tokens)
+
+
+def _one_line(known_from: tuple[Evidence, ...], causes: list[str]) -> bool:
+    """Whether it hangs on one number of a log, which may be cut off, and no setting explains it."""
+    log = [one for one in known_from if one.quantity is Quantity.TOKENS_PER_CYCLE and "accept len" in one.text]
+    return bool(log) and not causes and all(one.num_samples < 3 for one in log)
+
+
+def _positions_are_cut(case: Case) -> bool:
+    """Whether tokens per cycle, printed beside them, are more than these positions could yield: a damaged line."""
+    printed = best(case.spec, Quantity.TOKENS_PER_CYCLE)
+    steps = case.sums.steps or _LONGEST_CHAIN
+    if printed is None or printed.number is None or printed.scope.variant is not None:
+        return False
+    return printed.number - 1 > 1.25 * steps * case.sums.by_position[0] + 0.05
 
 
 def _degree(first: float) -> str:

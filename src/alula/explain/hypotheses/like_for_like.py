@@ -37,6 +37,11 @@ _COMPARED = (
     Quantity.DRIVER,
 )
 _OF_SPECULATION = ("spec", "draft", "port", "host", "served-model-name", "model-path", "tokenizer", "log", "eagle")
+# Of a load generator, whose command stands in one file only.
+_OF_CLIENT: tuple[str, ...] = (
+    *("client", "ignore", "num-prompt", "random", "dataset", "request-rate", "endpoint", "base-url", "sharegpt"),
+    *("max-concurrency", "percentile", "seed", "burst", "metric", "save", "result", "api-", "ready"),
+)
 
 
 class NotLikeForLike(Hypothesis):
@@ -128,7 +133,8 @@ def _flags(case: Case) -> list[_Pair]:
     found: list[_Pair] = []
     for name in sorted(set(sides[0]) | set(sides[1])):
         left, right = sides[0].get(name), sides[1].get(name)
-        if any(word in name.lower() for word in _OF_SPECULATION):
+        plain_name = name.lower().replace("_", "-")
+        if plain_name == "backend" or any(word in plain_name for word in (*_OF_SPECULATION, *_OF_CLIENT)):
             continue
         if left is None or right is None or str(left.value) != str(right.value):
             shown = [str(one.value) if one else "not given" for one in (left, right)]

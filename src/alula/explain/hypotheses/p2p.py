@@ -67,6 +67,10 @@ class PeerAccessOff(Hypothesis):
         if slow:
             found = ", ".join(sorted({str(one.value).upper() for one in slow}))
             parts.append(f"NCCL's channels go via {found}.")
+        walls = _walls(case)
+        if walls:
+            parts.append("The host redirects peer writes (IOMMU, ACS), which breaks or slows them.")
+            seen = cited(seen, walls)
         fix = "cure the cause (IOMMU in pass-through, ACS redirect off, a driver with peer access), then let P2P on"
         if variables:
             fix = f"remove {variables[0].scope.name}; if it then hangs, {fix}"
@@ -102,11 +106,7 @@ class PeerPathDead(Hypothesis):
     def judge(self, case: Case) -> Finding:
         spinning = _spinning(case)
         last = tuple(one for one in case.both(Quantity.LAST_LINE) if _about_reduction(one))
-        walls = tuple(
-            one
-            for one in (*case.both(Quantity.IOMMU), *case.both(Quantity.ACS_REDIRECT))
-            if one.value is True or str(one.value).lower() in ("on", "translated")
-        )
+        walls = _walls(case)
         moving = case.spec.all(Quantity.TOKENS_PER_S) or case.spec.all(Quantity.TOKENS_PER_CYCLE)
         if moving and not (spinning and last):
             return self.refuted("Tokens are produced: nothing hangs.", evidence=cited(moving[:1]), confidence=0.8)
@@ -134,6 +134,12 @@ class PeerPathDead(Hypothesis):
                 "One sign alone, which has other causes too.", evidence=seen, confidence=0.2, next_step=step
             )
         return self.unknown("No sign of a hang.")
+
+
+def _walls(case: Case) -> tuple[Evidence, ...]:
+    """What stands between two devices: an IOMMU that translates, switches that redirect."""
+    found = (*case.both(Quantity.IOMMU), *case.both(Quantity.ACS_REDIRECT))
+    return tuple(one for one in found if one.value is True or str(one.value).lower() in ("on", "translated"))
 
 
 def _spinning(case: Case) -> tuple[Evidence, ...]:

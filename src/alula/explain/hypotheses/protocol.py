@@ -14,6 +14,8 @@ from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
 
 _SMALL_BYTES, _LARGE_BYTES = 128 * 1024, 512 * 1024
+_LARGEST_BYTES = 64 * 2**20  # a verify of hundreds of rows; beyond are prompts
+_ALL = "NCCL_PROTO=LL,LL128,Simple (not LL alone)"
 
 
 class ProtocolForSize(Hypothesis):
@@ -30,6 +32,9 @@ class ProtocolForSize(Hypothesis):
         decode = message_bytes(case, round(case.sums.batch)) or size
         protocol, source = _protocol(case, size)
         step = advise(case, "nccl_tuning")
+        if size is None and (told_by_nccl := _unfitting(case)) is not None:
+            text, evidence = told_by_nccl
+            return self.confirmed(text, evidence=evidence, part="verify", fix=_ALL, confidence=0.6)
         if protocol is None or size is None or decode is None:
             what = "The protocol" if protocol is None else "The size of a message"
             return self.unknown(
@@ -41,7 +46,7 @@ class ProtocolForSize(Hypothesis):
             return self.confirmed(
                 f"{told} LL sends a flag with every word: half of the bandwidth for messages of this size.",
                 confidence=0.7,
-                fix="NCCL_PROTO=LL,LL128,Simple (not LL alone)",
+                fix=_ALL,
                 **fields,
             )
         if protocol == "SIMPLE" and size <= _SMALL_BYTES:
@@ -79,3 +84,13 @@ def _protocol(case: Case, size: int | None) -> tuple[str | None, tuple[Evidence,
                 return value, (one,)
     unsized = case.both(Quantity.NCCL_PROTOCOL)
     return (str(unsized[0].value).upper(), unsized[:1]) if len({one.value for one in unsized}) == 1 else (None, ())
+
+
+def _unfitting(case: Case) -> tuple[str, tuple[Evidence, ...]] | None:
+    """Where the model's messages are not known: a size in NCCL's own lines that its protocol does not suit."""
+    for one in case.both(Quantity.NCCL_PROTOCOL):
+        size, protocol = one.scope.num_bytes or 0, str(one.value).upper()
+        if protocol == "LL" and _LARGE_BYTES <= size <= _LARGEST_BYTES:
+            text = f"NCCL uses LL for messages of {kilobytes(size)}: half of the bandwidth at this size."
+            return text, (one,)
+    return None

@@ -113,7 +113,8 @@ def _differing(seen: list[Evidence]) -> Iterable[_Problem]:
 def _missing(case: Case, planned: dict[str | None, Evidence], seen: list[Evidence]) -> Iterable[_Problem]:
     """Ranks whose NCCL lines or environment were read, but not with a variable that was planned or that others have."""
     logged = _ranks(case.both(Quantity.NCCL_RANK_LOGGED)) if case.both(Quantity.NCCL_ENV_LOGGED) else set()
-    known = logged | _ranks(seen)
+    whole = _ranks(case.both(Quantity.ENVIRONMENT_READ))  # processes whose environment was read to its end
+    known = logged | whole | _ranks(seen)
     names = {*(name for name in planned if name), *(one.scope.name for one in seen if one.scope.name)}
     for name in sorted(names):
         having = _ranks(one for one in seen if one.scope.name == name)
@@ -122,7 +123,7 @@ def _missing(case: Case, planned: dict[str | None, Evidence], seen: list[Evidenc
             evidence = tuple(one for one in seen if one.scope.name == name)
             yield _Problem(f"{name} is in {len(having)} of {len(known)} ranks; not in {lacking}.", 0.75, evidence)
         elif name in planned and known and not any(one.scope.name == name for one in seen):
-            if name.startswith("NCCL_") or not logged:
+            if name.startswith("NCCL_") or whole or not logged:
                 yield _Problem(
                     f"{name} was planned, but 0 of {len(known)} ranks show it.",
                     0.7,

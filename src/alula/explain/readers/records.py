@@ -21,7 +21,7 @@ from alula.core.records import (
     RunRecord,
 )
 from alula.explain.sink import Sink
-from alula.profile.evidence import Label, Scope, Value
+from alula.profile.evidence import WINDOW_MEAN, Label, Scope, Value
 from alula.profile.phases import CycleKind, RecordPhases
 from alula.profile.quantities import Quantity
 
@@ -185,5 +185,5 @@ def _acceptance(kind: CycleKind, sink: Sink) -> None:
     for position, share in enumerate(kind.acceptance()):
         sink.add(Quantity.ACCEPTANCE, share, engine=_ENGINE, reader=NAME, scope=Scope(position=position))
     for mean in kind.windows.kept:
-        scope = Scope(variant="window")
+        scope = Scope(variant=WINDOW_MEAN)
         sink.sample(Quantity.TOKENS_PER_CYCLE, mean, engine=_ENGINE, reader=NAME, scope=scope)

@@ -12,6 +12,7 @@ from html import escape
 from alula.explain.derived import further_figures
 from alula.explain.figures import Figure, shown
 from alula.explain.finding import Finding, Status
+from alula.explain.known_faults import fields_to_read_with_care
 from alula.explain.report.pictures import acceptance_picture, break_even_picture, waterfall_picture
 from alula.explain.report.tables import allreduce_rows, environment_rows
 from alula.explain.verdict import Verdict, as_document, shown_text
@@ -25,8 +26,8 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   margin: 1.5rem auto; padding: 0 1rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.2rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } h3 { font-size: 1rem; margin: 0; }
 .answer { font-size: 1.15rem; border-left: .3rem solid var(--base); padding-left: .8rem; }
-svg { width: 100%; height: auto; } svg text { fill: currentColor; font: 15px system-ui, sans-serif; }
-svg text.small { font-size: 13px; }
+svg { width: 100%; max-width: 42rem; height: auto; } svg text { fill: currentColor; font: 13px system-ui, sans-serif; }
+svg text.small { font-size: 12px; }
 .base, .here { fill: var(--base); } .cost, .fixed { fill: var(--cost); } .rest { fill: var(--rest); }
 .pays { fill: var(--pays); } .axis, .limit { stroke: var(--faint); fill: none; } .limit { stroke-dasharray: 6 4;
   stroke: currentColor; }
@@ -68,19 +69,19 @@ def _pictures(verdict: Verdict) -> str:
     complete = sums.cycle_ms is not None
     heading = "From a plain step to a cycle" if complete else "From a plain step to what is known of a cycle"
     fixes = "".join(
-        f"<li>{escape(one.title)}: {shown(one.ms or 0.0)} ms less</li>"
+        f"<li>{escape(one.title)}: {shown(one.ms or 0.0)} ms less, {shown(one.predicted_speedup or 0.0)}x</li>"
         for one in verdict.findings
-        if one.status is Status.CONFIRMED and one.removable and one.ms
+        if one.status is Status.CONFIRMED and one.predicted_speedup and one.ms
     )
     sections = (
         (heading, waterfall_picture(verdict.waterfall, complete)),
         ("Break-even", break_even_picture(sums, verdict.findings)),
-        ("Acceptance by position", acceptance_picture(sums.by_position)),
     )
     drawn = "".join(f"<h2>{escape(name)}</h2>\n{picture}\n" for name, picture in sections if picture)
-    return drawn + (
-        f"<p class='meta'>Numbered points: what each fix would give.</p><ol>{fixes}</ol>" if fixes else ""
-    )
+    if fixes:
+        drawn += f"<p class='meta'>Numbered points: what each fix would give.</p><ol>{fixes}</ol>"
+    by_position = acceptance_picture(sums.by_position)
+    return drawn + (f"<h2>Acceptance by position</h2>\n{by_position}\n" if by_position else "")
 
 
 def _findings(findings: Sequence[Finding]) -> str:
@@ -133,7 +134,8 @@ def _table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) 
 def _rest(verdict: Verdict) -> str:
     quiet = [one for one in verdict.findings if one.status is Status.UNDECIDED and not one.suspect]
     rows = [(one.title, one.next_step or "") for one in quiet]
-    notes = "".join(f"<li>{escape(note)}</li>" for note in verdict.case.notes)
+    said = (*fields_to_read_with_care(verdict.case), *verdict.case.notes)
+    notes = "".join(f"<li>{escape(note)}</li>" for note in said)
     document = escape(json.dumps(as_document(verdict), indent=1, ensure_ascii=False, default=str))
     return (
         f"<details><summary>Not decided, and nothing points to it ({len(rows)})</summary>"

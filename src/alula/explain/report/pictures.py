@@ -13,9 +13,10 @@ from alula.explain.figures import shown
 from alula.explain.finding import Finding, Status
 from alula.explain.waterfall import REMAINDER, Part
 
-_WIDTH = 720
-_ROW, _BAR = 46, 18
-_PLOT_HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 360, 52, 44, 16, 16
+_WIDTH = 460  # narrow, so that letters stay readable on a phone
+_LONGEST_NAME = 62
+_ROW, _BAR = 40, 15
+_PLOT_HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 300, 44, 40, 16, 12
 
 
 def waterfall_picture(parts: Sequence[Part], complete: bool) -> str:
@@ -44,7 +45,7 @@ def _bar(index: int, part: Part, left: float, width: float) -> str:
     kind = "rest" if REMAINDER in part.part else "base" if part.part in ("plain step", "cycle") else "cost"
     name = f"{shown(part.ms)} ms  {part.part}"
     return (
-        f'<text x="2" y="{top + 15}">{escape(name)}</text>'
+        f'<text x="2" y="{top + 15}">{escape(_cut(name))}</text>'
         f'<rect class="{kind}" x="{left + 2:.1f}" y="{top + 21}" width="{width:.1f}" height="{_BAR}">'
         f"<title>{escape(name)}</title></rect>"
     )
@@ -65,8 +66,8 @@ def break_even_picture(sums: Arithmetic, findings: Sequence[Finding]) -> str:
         drawn.append(
             plot.point(cost.value, tokens.value, "here", f"this run: {word}{shown(tokens.value)} tokens", True)
         )
-        for index, finding in enumerate(_fixes(sums, findings)):
-            after = cost.value - (finding.ms or 0.0) / (sums.plain_ms.value if sums.plain_ms else 1.0)
+        for index, finding in enumerate(_fixes(findings)):
+            after = tokens.value / (finding.predicted_speedup or 1.0)
             drawn.append(plot.point(after, tokens.value, "fixed", f"{index + 1}: {finding.title}", False))
     else:
         drawn.append(plot.line(cost.value, f"this run's cycle: {shown(cost.value)} plain steps"))
@@ -74,11 +75,13 @@ def break_even_picture(sums: Arithmetic, findings: Sequence[Finding]) -> str:
     return f'<svg role="img" aria-label="{label}" viewBox="0 0 {_WIDTH} {_PLOT_HEIGHT}">{"".join(drawn)}</svg>'
 
 
-def _fixes(sums: Arithmetic, findings: Sequence[Finding]) -> list[Finding]:
-    """Findings whose fix moves the point to the left."""
-    if sums.plain_ms is None or sums.cycle_ms is None:
-        return []
-    return [one for one in findings if one.status is Status.CONFIRMED and one.removable and one.ms][:4]
+def _fixes(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings whose fix moves the point to the left, in the order of the page's list."""
+    return [one for one in findings if one.status is Status.CONFIRMED and one.predicted_speedup and one.ms][:4]
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 class _Plot:
@@ -135,13 +138,14 @@ class _Plot:
         return f'<path class="limit" d="M{x:.1f} {self._y(0):.1f}V{self._y(self._reach):.1f}"/>{text}'
 
     def point(self, cost: float, tokens: float, kind: str, name: str, named: bool) -> str:
+        """named: the whole name stands under the point; else its number above."""
         x, y = self._x(cost), self._y(tokens)
-        anchor = "end" if x > 0.6 * _WIDTH else "start"
-        at = x - 10 if anchor == "end" else x + 10
-        text = name if named else name.split(":", 1)[0]
-        label = f'<text text-anchor="{anchor}" x="{at:.1f}" y="{y + 20:.1f}">{escape(text)}</text>'
+        half = 4 * len(name) if named else 0  # about half of the text's width
+        at = min(max(x, _LEFT + half), _WIDTH - _RIGHT - half)
+        text, below = (name, 22) if named else (name.split(":", 1)[0], -10)
+        label = f'<text text-anchor="middle" x="{at:.1f}" y="{y + below:.1f}">{escape(text)}</text>'
         return (
-            f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="7"><title>{escape(name)}</title></circle>{label}'
+            f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="6"><title>{escape(name)}</title></circle>{label}'
         )
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 from alula.explain.derived import further_figures
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Status
+from alula.explain.known_faults import fields_to_read_with_care
 from alula.explain.verdict import Verdict, shown_text
 from alula.profile.comparison import Difference
 from alula.profile.evidence import Evidence
@@ -79,10 +80,11 @@ def _print_waterfall(console: Console, verdict: Verdict) -> None:
 
 def _print_finding(console: Console, finding: Finding, *, short: bool) -> None:
     ms = f" {shown(finding.ms)} ms" if finding.ms is not None else ""
+    if short:
+        _plain(console, f"• {finding.title}: no. {finding.text}", style=_COLOURS[finding.status])
+        return
     _plain(console, f"• {finding.title}{ms} (confidence {finding.confidence:.2f})", style=_COLOURS[finding.status])
     _plain(console, f"  {finding.text}")
-    if short:
-        return
     for one in finding.evidence[:_MAX_EVIDENCE]:
         where = f"{one.source}:{one.line}" if one.line else one.source
         _plain(console, f"    {where}: {shown_text(one).strip()[:_LONGEST]}", style="dim")
@@ -101,7 +103,7 @@ def _print_rest(console: Console, verdict: Verdict) -> None:
         console.print()
         names = ", ".join(one.id for one in quiet)
         _plain(console, f"Not decided, and nothing points to it: {names} (--json says what each would need)", "dim")
-    for note in verdict.case.notes:
+    for note in (*fields_to_read_with_care(verdict.case), *verdict.case.notes):
         _plain(console, f"note: {note}", style="dim")
 
 
