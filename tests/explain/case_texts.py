@@ -60,11 +60,12 @@ CASES: dict[str, str] = {
     + DOWNGRADE.replace(":1148", ":1458")
     + "Capturing CUDA graphs (PIECEWISE):   0%|          | 0/49\rCapturing CUDA graphs (PIECEWISE): 100%|####| 49/49\n"
     + "INFO 09-01 10:00:00 [gpu_model_runner.py:7232] Graph capturing finished in 41 secs, took 2.39 GiB\n",
-    "04": vllm_dump(version="0.11.0", steps=2, sizes=[64, 32, 16, 8, 4, 2, 1], largest=64) + vllm_ticks(900.0, 2.0, 2, 40),
+    "04": vllm_dump(version="0.11.0", steps=2, sizes=[64, 32, 16, 8, 4, 2, 1], largest=64)
+    + vllm_ticks(900.0, 2.0, 2, 40),
     "05": (
         "# without MTP\n```bash\nvllm serve /models/DeepSeek-R1 -tp 8 --cuda-graph-sizes=32 --max-model-len 8192\n```\n# MTP\n"
         "```bash\nvllm serve /models/DeepSeek-R1 -tp 8 --cuda-graph-sizes=32 --max-model-len 8192 \\\n  --speculative-config "
-        "'{\"num_speculative_tokens\": 1,\"method\": \"deepseek_mtp\"}' -O.cudagraph_mode=PIECEWISE\n"
+        '\'{"num_speculative_tokens": 1,"method": "deepseek_mtp"}\' -O.cudagraph_mode=PIECEWISE\n'
         "vllm bench serve --model DeepSeek-R1 --dataset-name random --random-input-len 2048 --random-output-len 1024 "
         "--max-concurrency 32 --ignore-eos\n```\n"
     ),
@@ -135,8 +136,8 @@ CASES: dict[str, str] = {
     "----------------End-to-End Latency----------------\nMean E2E Latency (ms):                   37812.10  \n"
     "---------------Time to First Token----------------\nMean TTFT (ms):                          20923.17  \n"
     "==================================================\n",
-    "51": "vllm serve facebook/opt-30b -tp 4 --speculative-config '{\"model\": \"facebook/opt-125m\", \"num_speculative_tokens\": 5, "
-    "\"draft_tensor_parallel_size\": 4}'\n",
+    "51": 'vllm serve facebook/opt-30b -tp 4 --speculative-config \'{"model": "facebook/opt-125m", "num_speculative_tokens": 5, '
+    '"draft_tensor_parallel_size": 4}\'\n',
     "54": "",  # a trace: made by trace_samples
     "55": "26.51 tok/s base (37.7 ms)\nk=1 17.73 tok/s @1.75 (98.7 ms), k=7 12.20 tok/s @3.21 (263 ms)\n"
     "Capturing dflash CUDA graphs (FULL): 31/31\n",

@@ -17,7 +17,9 @@ from alula.profile.quantities import Quantity
 def read(text: str | bytes, name: str = "input.txt") -> Sink:
     """A text as one file."""
     data = text.encode() if isinstance(text, str) else text
-    return read_source(Source(name, Stream(io.BytesIO(data).read)), Label.UNKNOWN, [kind() for kind in STREAM_READERS])
+    return read_source(
+        Source(name, Stream(io.BytesIO(data).read)), Label.UNKNOWN, [kind() for kind in STREAM_READERS]
+    )
 
 
 def runs(text: str | bytes, name: str = "input.txt") -> tuple[RunFacts, ...]:

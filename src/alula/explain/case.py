@@ -111,7 +111,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
     """ "v0.5.3.post3" -> (0, 5, 3)."""
     numbers: list[int] = []
     for part in text.strip().lstrip("vV").split("."):
-        digits = "".join(char for char in part if char.isdigit()) if part[:1].isdigit() else ""
+        digits = "".join(char for char in part if char.isdecimal()) if part[:1].isdecimal() else ""
         if not digits or len(digits) > 9:
             break
         leading = part[: len(part) - len(part.lstrip("0123456789"))]

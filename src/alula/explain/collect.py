@@ -237,7 +237,7 @@ def _engines(proc: Path) -> list[int]:
 
 def _all(proc: Path) -> list[int]:
     try:
-        return sorted(int(name) for name in os.listdir(proc) if name.isdigit())
+        return sorted(int(name) for name in os.listdir(proc) if name.isdecimal())
     except OSError:
         return []
 
@@ -245,4 +245,4 @@ def _all(proc: Path) -> list[int]:
 def _parent(pid: int, proc: Path) -> int:
     """The parent's number: the second field behind the name in brackets, which may hold anything."""
     fields = _file(proc / str(pid) / "stat").text.rpartition(")")[2].split()
-    return int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else 0
+    return int(fields[1]) if len(fields) > 1 and fields[1].isdecimal() else 0

@@ -48,7 +48,7 @@ def same_value(left: object, right: object) -> bool:
     squeezed = [name.replace("-", "").replace("_", "").replace(" ", "") for name in names]
     if squeezed[0] == squeezed[1]:
         return True
-    numbers = any(name.replace(".", "").isdigit() for name in names)
+    numbers = any(name.replace(".", "").isdecimal() for name in names)
     return (
         not numbers
         and all(len(name) > 3 for name in squeezed)

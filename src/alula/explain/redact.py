@@ -6,6 +6,7 @@ from.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 SECRET_NAME = (
@@ -26,13 +27,12 @@ _IN_URL = re.compile(r"([a-z][a-z0-9+.\-]*://)[^\s/@:]+(?::[^\s/@]+)?@")
 _IPV4 = re.compile(
     r"(?<![\w.])(?!127\.|0\.0\.0\.0)(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d" r"|1?\d?\d)(?![\w.])"
 )
-_IPV6 = re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){2,7}(?::?[0-9a-fA-F]{1,4}){1,7}(?![\w:.])")
+_IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,8}(?![\w:.])")
 _MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![\w:])")
 _MAIL = re.compile(r"\b[\w.+\-]+@[\w\-]+(?:\.[\w\-]+)+\b")
 _UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
 _SERIAL = re.compile(r"(?im)^(\s*(?:Serial Number|Board Part Number|Chassis Serial Number|GPU PDI)\s*:\s*).+$")
 _HOME = re.compile(r"/(home|Users)/[^/\s:\"']+")
-_CLOCK_TIME = re.compile(r"^\d{1,2}:\d{2}(?::\d{2})?$")
 
 
 class Redactor:
@@ -45,11 +45,11 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The text with every secret replaced by a word for its kind."""
+        text = self._sub(_BEARER, r"\1 ***", text)
         text = self._sub(_ASSIGNED, r"\1\2***", text)
         text = self._sub(_FLAG, r"\1\2***", text)
         for pattern, word in (
             (_KNOWN, "***"),
-            (_BEARER, r"\1 ***"),
             (_IN_URL, r"\1***@"),
             (_IPV4, "ADDRESS"),
             (_MAC, "ADDRESS"),
@@ -68,10 +68,13 @@ class Redactor:
         return replaced
 
     def _address(self, match: re.Match[str]) -> str:
-        """Times and PCI addresses (0000:3b:00) have colons too; an address has a letter or a double colon."""
+        """Times and PCI addresses (0000:3b:00) have colons too; only what is an IPv6 address goes."""
         found = match[0]
-        is_pci = re.fullmatch(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}", found) is not None
-        if _CLOCK_TIME.match(found) or is_pci or found.count(":") < 4:
+        try:
+            address = ipaddress.IPv6Address(found)
+        except ValueError:
+            return found
+        if address.is_unspecified or address.is_loopback:
             return found
         self.num_replaced += 1
         return "ADDRESS"

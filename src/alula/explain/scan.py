@@ -160,7 +160,10 @@ class _Markers:
 
 
 def _rows_with(text: bytes, marker: bytes) -> Iterator[int]:
-    """Which rows of `text` hold `marker`, each once."""
+    """Which rows of `text` hold `marker`, each once. A marker of nothing but digits is empty here: every row."""
+    if not marker:
+        yield from range(text.count(b"\n") + 1)
+        return
     row = counted = 0
     position = text.find(marker)
     while position >= 0:

@@ -188,7 +188,7 @@ def add_command(sink: Sink, line: int | None, text: str, engine: str | None = No
         return
     engine = engine or _program(text)
     flags = list(_flags(tokens))
-    known = [flag for flag in flags if flag[0].startswith("-")]
+    known = [flag for flag in flags if flag[0].strip("`").lstrip("-") not in ("help", "h", "version")]
     if engine is None:
         engine = _engine_of_flags(text)
         if engine is None or not known:
@@ -268,7 +268,7 @@ def _flags(tokens: Sequence[str]) -> Iterable[tuple[str, Any]]:
 
 def _is_value(token: str, before: Sequence[str]) -> bool:
     if before:  # further values of one flag: numbers only, since words are the next argument
-        return bool(_VALUE.match(before[0]) and token.isdigit())
+        return bool(_VALUE.match(before[0]) and token.isdecimal())
     return token not in ("|", "&&", "&", ";", ">", "2>&1") and (
         not token.startswith("-") or _VALUE.match(token) is not None
     )

@@ -86,4 +86,4 @@ def number(text: str) -> float | None:
 
 def whole(text: str | None) -> int | None:
     """A printed whole number of sane length."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 19 else None

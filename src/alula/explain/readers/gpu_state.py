@@ -172,7 +172,7 @@ class GpuState:
         if place.text.startswith("#"):
             return True
         cells = place.text.split()
-        if len(cells) != len(self._columns) or not cells[0].isdigit():
+        if len(cells) != len(self._columns) or not cells[0].isdecimal():
             return False
         rank = int(cells[self._columns.index("gpu")][:4]) if "gpu" in self._columns else 0
         for column, cell in zip(self._columns, cells, strict=True):
@@ -186,7 +186,7 @@ class GpuState:
         if len(cells) != len(self._columns):
             return False
         index = next((at for at, column in enumerate(self._columns) if column == "index"), None)
-        self._gpu = int(cells[index]) if index is not None and cells[index].isdigit() else self._gpu + 1
+        self._gpu = int(cells[index][:6]) if index is not None and cells[index].isdecimal() else self._gpu + 1
         rank = {"rank": min(self._gpu, 4096)}
         for column, cell in zip(self._columns, cells, strict=True):
             if column == "name":

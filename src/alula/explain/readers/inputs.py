@@ -37,6 +37,7 @@ _DOCUMENT = "JSON and YAML"
 _QUIET_SECONDS = 2.0  # a progress note no oftener than that
 _NOT_TEXT = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
 _YAML_LINE = re.compile(r"^\s*(?:#.*|-\s.*|[\w.\-\"'/]+:(?:\s.*)?|---.*)?$")
+_YAML_START = re.compile(r"(?:\s*#.*\n|---.*\n|\s*\n)*[\w.\-]+:(?:[ \t].*)?\n")
 _MANY_MEBIBYTES = 64
 
 
@@ -107,7 +108,12 @@ def _kind(head: bytes) -> str:
     if not is_environment and len(_NOT_TEXT.findall(head)) * 20 > len(head):
         return "binary"
     lines = head[:8192].decode("utf-8", "replace").splitlines()[:40]
-    if len(lines) > 2 and all(map(_YAML_LINE.match, lines[:-1])) and any(line[:1].isalpha() for line in lines):
+    num_yaml = sum(_YAML_LINE.match(line) is not None for line in lines)
+    if (
+        len(lines) > 2
+        and num_yaml * 10 >= len(lines) * 7
+        and _YAML_START.match(head[:8192].decode("utf-8", "replace"))
+    ):
         return "yaml"
     if len(lines) > 1 and any(
         lines[0].count(sign) >= 1 and lines[0].count(sign) == lines[1].count(sign) for sign in ",\t;"

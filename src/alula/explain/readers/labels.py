@@ -119,6 +119,7 @@ def _share(text: str) -> float:
 
 def side_of(text: str) -> Quantity | None:
     """The side that words name, as the quantity of its rate; None where they say neither."""
+    text = text.replace("_", " ")
     plain, spec = PLAIN_WORDS.search(text), SPEC_WORDS.search(text)
     if plain and (not spec or plain.start() < spec.start()):
         return Q.PLAIN_TOKENS_PER_S

@@ -109,7 +109,7 @@ class MetricsText:
                 self._place(sink, engine, "draft_tokens").add(Q.STEPS, int(drafted / drafts))
             for _, kind, label in [key for key in self._counters if key[:2] == (engine, "per_position")]:
                 share = (self._total(engine, kind, label) or 0.0) / drafts
-                if label.isdigit() and share <= 1.0:
+                if label.isdecimal() and share <= 1.0:
                     self._place(sink, engine, kind, label).add(Q.ACCEPTANCE, share, position=int(label[:4]))
         self._phases(sink, engine)
 

@@ -58,6 +58,8 @@ class ProfilerLines:
     name = READER
     markers: tuple[str, ...] = (
         "ms/cyc",
+        "us/cyc",
+        "ms / ",
         "ms/step",
         "ms / cyc",
         "ms/iter",

@@ -24,8 +24,8 @@ from alula.explain.readers.trace import Trace
 from alula.explain.readers.variables import Variables
 from alula.explain.readers.vllm_log import VllmLog
 
-# Those that begin runs stand first: a run is under way when the next reader looks at the same line. Commands lead, since
-# one is complete only when the line behind it is seen.
+# Those that begin runs stand first: a run is under way when the next reader looks at the same line. Commands lead,
+# since one is complete only when the line behind it is seen.
 LINE_READERS: tuple[type[LineReader], ...] = (
     Commands,
     SglangLog,

@@ -20,7 +20,7 @@ _MAX_WRAPPED = 400  # terminal lines of one dump
 _MAX_DUMP = 1 << 17
 _CAPTURE_END = re.compile(r"Capture (draft extend |draft )?cuda graph end")
 _CAPTURE_BS = re.compile(r"Capture (draft extend |draft )?cuda graph bs \[([\d,\s.…]*)\]")
-_CAPTURING = re.compile(r"Capturing batches \(bs=(\d+)")
+_CAPTURING = re.compile(r"Capturing batches \(bs=(\d{1,9})\b")
 _BACKEND = re.compile(r"Attention backend not (?:set|specified)\. Use (\S+) backend by default")
 _MAX_RUNNING = re.compile(r"max_running_requests=(\d+)")
 _VERSION = re.compile(r"(?:sglang|SGLang)[ _]?(?:version|==|v)[ :=]*v?(\d+\.\d+[\w.+\-]*)")
@@ -33,6 +33,7 @@ class SglangLog:
 
     name = READER
     markers: tuple[str, ...] = (
+        "server_args=",
         "ServerArgs(",
         "cuda graph ",
         "Capturing batches (bs=",
@@ -69,7 +70,7 @@ class SglangLog:
         if _PREFILL in text:
             self._steps.prefill(text)
             return False
-        if "ServerArgs(" in text:
+        if "ServerArgs(" in text or "server_args=" in text:
             self._dump, self._dump_line = [text], number
             return self._dump_ends(sink)
         self._start_up(Place(sink, READER, number, text, ENGINE))
@@ -90,7 +91,8 @@ class SglangLog:
 
     def _dump_ends(self, sink: Sink) -> bool:
         text = "".join(self._dump)
-        if len(text) < _MAX_DUMP and not is_closed(text, text.find("ServerArgs(")):
+        start = text.find("ServerArgs(")
+        if len(text) < _MAX_DUMP and (start < 0 or not is_closed(text, start)):
             return True
         self._take_dump(sink)
         return False

@@ -56,13 +56,10 @@ class DecodeLines:
     def __init__(self) -> None:
         self._series: dict[tuple[bool, Quantity, int | None], _Series] = {}
         self._graphs: dict[tuple[str, bool], list[int | str]] = {}  # phase, replayed -> line, text, count
-        self._waiting: dict[
-            str, tuple[_Window, bool]
-        ] = {}  # worker -> first after idle; whether the text begins there
+        # worker -> the first window after idle, and whether the text begins with it
+        self._waiting: dict[str, tuple[_Window, bool]] = {}
         self._state: dict[str, str] = {}  # worker -> "running" | "prefilled" (a prompt was read since) | "idle"
-        self._mixed: list[
-            _Window
-        ] = []  # windows in which prompts were read too: used only where there are no others
+        self._mixed: list[_Window] = []  # windows in which prompts were read too, for runs that have no others
         self._clean: set[bool] = set()
 
     def prefill(self, text: str) -> None:

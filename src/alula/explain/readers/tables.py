@@ -18,7 +18,7 @@ from alula.profile.quantities import Quantity
 
 READER = "tables"
 Q = Quantity
-_MAX_COLUMNS, _MAX_ROWS, _MAX_VARIANT = 64, 5000, 80
+_MAX_COLUMNS, _MAX_ROWS, _MAX_VARIANT, _MAX_HEAD = 64, 5000, 80, 48
 _RULE = re.compile(r"^[\s|│┃+\-=:─━┼┿╪├┤┬┴┌┐└┘╞╡]+$")
 _TRIPLE = re.compile(r"^\(?\s*(\d{1,3})\s*[,/]\s*(\d{1,3})\s*[,/]\s*(\d{1,4})\s*\)?$")
 _STEPS_IN_LABEL = re.compile(r"\b(?:k|n|mtp|steps|depth|num_speculative_tokens|draft)[ \-=:]*?(\d{1,2})\b", re.I)
@@ -64,7 +64,10 @@ class Tables:
         measured = [one for one in meanings if one and one.quantity and one.axis is None]
         numbers = sum(number(cell) is not None for cell in cells)
         known = sum(one is not None for one in meanings)
-        if not measured or numbers * 2 > len(cells) or (separator == "," and known * 2 < len(cells)):
+        is_loose = separator in ",;\t"  # such signs stand in any line
+        if is_loose and (known * 2 < len(cells) or any(len(cell) > _MAX_HEAD or ": " in cell for cell in cells)):
+            return False
+        if not measured or numbers * 2 > len(cells):
             return False
         self._header, self._heads, self._separator, self._num_rows = meanings, cells, separator, 0
         return True

@@ -207,6 +207,6 @@ def _message_bytes(arguments: _KernelArguments) -> int:
 
 def _whole(value: Any) -> int:
     """A whole number from a trace's argument, -1 for what is none."""
-    if isinstance(value, str) and value.isdigit() and len(value) < 19:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 19:
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else -1

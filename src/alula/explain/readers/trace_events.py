@@ -15,6 +15,7 @@ import msgspec
 PIECE_BYTES = 4 << 20
 _MAX_EVENT_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 32 << 20
+_CUT_OFF = "the trace is cut off in the middle of an event; what came before was read"
 _MAX_CUTS = 64  # places tried in one piece
 _NOT_JSON = re.compile(rb"(?<=[:\s,\[])-?(?:NaN|Infinity|nan|inf)(?=\s*[,\]}])")
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -98,9 +99,9 @@ class TraceText:
                 break
             if (found := _decoded(buffer[: position + 1])) is not None:
                 if not buffer[position + 1 :].lstrip().startswith(b"]"):
-                    self._note("the trace is cut off in the middle of an event; what came before was read")
+                    self._note(_CUT_OFF)
                 return found
-        self._note("the end of the trace could not be decoded")
+        self._note(_CUT_OFF)
         return []
 
 
@@ -112,13 +113,14 @@ def _decoded(text: bytes) -> list[Event] | None:
         return _loosely(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
+    repaired = data
     if b"NaN" in data or b"Infinity" in data or b"nan" in data or b"inf" in data:
-        return _loosely(_NOT_JSON.sub(b"null", data))
+        repaired = _NOT_JSON.sub(b"null", data)
     try:
-        data.decode()
+        repaired.decode()
     except UnicodeDecodeError:
-        return _loosely(data.decode("utf-8", "replace").encode())
-    return None
+        repaired = repaired.decode("utf-8", "replace").encode()
+    return _loosely(repaired) if repaired != data else None
 
 
 def _loosely(data: bytes) -> list[Event] | None:

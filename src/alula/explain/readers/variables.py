@@ -101,8 +101,9 @@ class Variables:
         elif text.rstrip().endswith("\\") or OF_A_COMMAND.search(text):
             return False  # part of a command, which reads its own variables
         elif match := _BARE.match(text):
-            if " " not in match[2].strip().strip("\"'"):
-                _hold(self._bare, _Assignment(number, text, match[1], match[2]))
+            value = re.sub(r"\s+#.*$", "", match[2]).strip()
+            if " " not in value.strip("\"'"):
+                _hold(self._bare, _Assignment(number, text, match[1], value))
         else:
             for pattern in _PLANNED:
                 for name, value in pattern.findall(text):

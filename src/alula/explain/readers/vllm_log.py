@@ -18,8 +18,9 @@ from alula.profile.quantities import Quantity
 READER = "vLLM log"
 Q = Quantity
 _MAX_WRAPPED, _MAX_DUMP = 400, 1 << 17
-_SHORTEST_DUMP = 300  # characters; a dump of a whole config that ends before was wrapped by a terminal
+_SHORTEST_DUMP = 400  # characters; a shorter line is not a whole config
 _CONFIG, _ARGUMENTS = "with config:", "non-default args:"
+_ENGINE_START = "LLM engine (v"  # stands in front of a config; a terminal may have broken the line between them
 _VERSION = re.compile(r"LLM engine \(v([^)\s]+)\)|vLLM API server version v?(\d[\w.+\-]*)")
 _MODE = re.compile(r"CUDAGraphMode\.(\w+) is not (?:supported|compatible).*?setting cudagraph_mode=([\w.]+)")
 _CAPTURING = re.compile(
@@ -56,6 +57,7 @@ class VllmLog:
     markers: tuple[str, ...] = (
         _CONFIG,
         _ARGUMENTS,
+        _ENGINE_START,
         "SpecDecoding metrics",
         "Speculative metrics",
         "Avg generation throughput",
@@ -97,7 +99,7 @@ class VllmLog:
             self._metrics.speculative(number, text)
         elif "Speculative metrics" in text:
             self._metrics.cumulative(number, text)
-        elif _CONFIG in text or _ARGUMENTS in text:
+        elif _CONFIG in text or _ARGUMENTS in text or _ENGINE_START in text:
             self._dump, self._dump_line = [text], number
             return self._dump_ends(sink)
         else:
@@ -108,9 +110,9 @@ class VllmLog:
 
     def _dump_ends(self, sink: Sink) -> bool:
         text = "".join(self._dump)
-        if len(text) < _MAX_DUMP and (
-            (len(text) < _SHORTEST_DUMP and _CONFIG in text) or not is_closed(_body(text))
-        ):
+        first, last = len(self._dump[0]), len(self._dump[-1])
+        is_wrapped = first < _SHORTEST_DUMP and last >= first  # by a terminal that wide: the end is a shorter line
+        if len(text) < _MAX_DUMP and (is_wrapped or not is_closed(_body(text))):
             return True
         self._take_dump(sink)
         return False

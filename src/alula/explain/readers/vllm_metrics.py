@@ -27,7 +27,7 @@ _ENGINE_ID = re.compile(r"\bEngine (\d{3}):")
 _LENGTH = re.compile(r"Mean acceptance length: ([\d.]+)")
 _COUNTS = re.compile(r"Accepted: (\d{1,15}) tokens, Drafted: (\d{1,15}) tokens")
 _POSITIONS = re.compile(r"Per-position acceptance rate: ((?:[\d.]+(?:, )?)+)")
-_V0_FIELD = re.compile(r"(System efficiency|Number of [\w ]+?)(?: tokens)?: ([\d.]+)")
+_V0_FIELD = re.compile(r"(System efficiency|Number of [\w ]+?)(?: tokens)*: ([\d.]+)")
 
 
 class _Tick(msgspec.Struct):
