@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 # command -> its options that take one or more values
-MANY_VALUES: Mapping[str, frozenset[str]] = {"bench": frozenset({"--prompts"})}
+MANY_VALUES: Mapping[str, frozenset[str]] = {
+    "bench": frozenset({"--prompts"}),
+    "collect": frozenset({"--pid", "--log"}),
+    "explain": frozenset({"--from", "--baseline", "--compare"}),
+}
 
 
 def spread_values(argv: Sequence[str], many_values: Mapping[str, frozenset[str]] = MANY_VALUES) -> list[str]:

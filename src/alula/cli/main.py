@@ -1,7 +1,7 @@
 """The entry point: dispatches to a command and turns every outcome into an exit code, in this one place.
 
-0 fine, 1 a fault of ours or of the machine, 2 something the user can change, 130 Ctrl-C. Commands raise; only this
-file exits.
+0 fine, 1 a fault of ours or of the machine, 2 something the user can change, 3 speculation does not pay (`explain`),
+130 Ctrl-C. Commands raise; only this file exits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from alula import __version__
-from alula.cli import bench, check, run
+from alula.cli import bench, check, collect, explain, run
 from alula.cli.arguments import spread_values
 from alula.cli.options import grouped
 from alula.cli.output import Stdout, StdoutClosed
@@ -38,6 +38,8 @@ app = typer.Typer(
 app.command("run")(grouped(run.run))
 app.command("bench")(grouped(bench.bench))
 app.command("check")(grouped(check.check))
+app.command("collect")(grouped(collect.collect))
+app.command("explain")(grouped(explain.explain))
 
 
 def _print_version(wanted: bool) -> None:

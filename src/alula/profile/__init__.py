@@ -1,0 +1,1 @@
+"""Records and measurements turned into evidence: numbers that know their unit, their spread and where they stood."""
