@@ -113,6 +113,8 @@ class _Timed:
     """A backend as far as a decision asks: it takes what it was timed with."""
 
     capturable = True
+    ops = ("all_reduce", "all_gather", SUM_ONTO)
+    fixed_order = True
 
     def __init__(self, name: str, found: MeasuredTable) -> None:
         self.name = name
@@ -275,19 +277,23 @@ def _planted(scale: Scale, mode: str) -> dict[str, Any]:
     with mock.patch.object(type(plan), "for_rank", lambda self, rank: for_rank(rank)):
         messages = (Message(op="all_reduce", num_bytes=8192, dtype="bfloat16", captured=not scale.dry),)
         payload = TrialPayload(messages=messages, device=scale.device, prove=True)
+        pool, trial = None, TuningPlan(trial=True)
         try:
-            with RankPool(
-                "two_gpu_workers:build_trial", 2, payload, plan, _TRIAL_S, TuningPlan(trial=True)
-            ) as pool:
-                reasons = {name: pool.call(ProbeCommand(name)) for name in ("nccl",)} if not scale.dry else {}
-                return {
-                    "refused": None,
-                    "probe": reasons,
-                    "environment": [msgspec.to_builtins(record) for record in pool.environment_records],
-                }
+            pool = RankPool("two_gpu_workers:build_trial", 2, payload, plan, scale.deadline_s, trial)
+            probe = None if scale.dry else pool.call(ProbeCommand("nccl"))
         except AlulaError as error:
             say(f"{mode}: {error}")
-            return {"refused": str(error)}
+            probe = str(error)
+        finally:
+            if pool is not None:
+                pool.close()
+    records = () if pool is None else pool.environment_records
+    return {
+        "started": pool is not None,
+        "probe_of_nccl": probe,
+        "findings": [f"rank {r.rank} {finding.text()}" for r in records for finding in r.mismatches],
+        "environment": [msgspec.to_builtins(record) for record in records],
+    }
 
 
 def faults(section: Section, scale: Scale, folder: Path) -> None:

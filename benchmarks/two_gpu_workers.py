@@ -15,7 +15,7 @@ import torch
 
 from alula.comm.backends.protocol import admission
 from alula.comm.group import Group
-from alula.comm.probe import run_call
+from alula.comm.timing import timed_work
 from alula.comm.trial_worker import TrialPayload, TrialWorker
 from alula.engine.backends import Worker, build_engine
 from alula.engine.setup import EngineSpec, load_parts
@@ -67,14 +67,14 @@ class SuiteTrialWorker(TrialWorker):
         dtype = getattr(torch, call.dtype)
         size = call.num_bytes // dtype.itemsize // call.num_rows
         x = torch.zeros(call.num_rows, size, dtype=dtype, device="cuda")
-        times = []
+        times, work = [], timed_work(backend, call, x)
         for _ in range(_EAGER_RUNS):
             self._place.host.all_gather(torch.zeros(1, dtype=torch.int64), 0)
-            run_call(backend, call, x)
+            work()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             for _ in range(_EAGER_CALLS):
-                run_call(backend, call, x)
+                work()
             end.record()
             end.synchronize()
             times.append(begin.elapsed_time(end) * 1e3 / _EAGER_CALLS)

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alula.comm import communicator_guard
 from alula.comm.nccl_log import Choice, Setting, parse_nccl_log
+from alula.comm.nccl_words import spoken_findings
 from alula.comm.topology import (
     NVLINK_ALL,
     NVLINK_NONE,
@@ -147,3 +149,15 @@ def test_this_machine_is_described_whatever_it_has() -> None:
         assert (found.peer_access, found.nvlink) == (None, None)
     else:
         assert found.peer_access is not None or any("peer access" in reason for reason in found.unknown)
+
+
+def test_what_one_communicator_was_made_with_on_purpose_is_no_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communicator_guard, "_variables", {})
+    monkeypatch.setattr(communicator_guard, "_created", [])
+    log = parse_nccl_log("host:7:8 [0] NCCL INFO NCCL_PROTO set by environment to LL\n", 7)
+    (finding,) = spoken_findings(log, {})
+    assert (finding.variable, finding.found, finding.planned) == ("NCCL_PROTO", "LL", None)
+    communicator_guard.note_created("small messages", {"NCCL_PROTO": "LL"})
+    assert spoken_findings(log, {}) == ()
+    other = parse_nccl_log("host:7:8 [0] NCCL INFO NCCL_PROTO set by environment to Simple\n", 7)
+    assert [finding.found for finding in spoken_findings(other, {})] == ["Simple"]

@@ -76,7 +76,7 @@ class JoinContext:
         self.member = member
         self.segment = Segment(member.segment_fd)
         self.peers = Peers(self.segment, member.rank, member.timeout_s)
-        self.groups = ProcessGroups(self.segment, member.rank, longest_wait_s(member.timeout_s))
+        self.groups = ProcessGroups(self.segment, member.rank, longest_wait_s(member.timeout_s), self.peers)
         self.plugins = CommunicatorContext(
             rank=member.rank,
             num_ranks=member.size,

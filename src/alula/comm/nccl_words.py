@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from alula.comm.communicator_guard import set_for_one
 from alula.comm.nccl_log import INVALID, NcclLog, Setting, parse_nccl_log
 from alula.comm.nccl_variables import PATH_LEVELS
 from alula.core.records import EnvironmentFinding
@@ -38,7 +39,7 @@ def spoken_findings(log: NcclLog, planned: Mapping[str, str]) -> tuple[Environme
             cause=f"NCCL says that {setting.source} set it",
         )
         for setting in log.settings
-        if not _as_planned(setting, planned.get(setting.name))
+        if not _as_planned(setting, planned.get(setting.name)) and not set_for_one(setting.name, setting.value)
     )
 
 

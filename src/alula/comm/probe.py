@@ -21,7 +21,7 @@ from alula.comm.call import CollectiveCall
 from alula.comm.capture import is_capturable
 from alula.comm.device_deadline import wait_for
 from alula.core.errors import RankFailure
-from alula.kernels.reference.fused import Norm
+from alula.kernels.reference.fused import Norm, Stream
 
 _REASON_BYTES = 512
 # Relative error of one rounding.
@@ -112,7 +112,8 @@ def probe_input(call: CollectiveCall, rank: int) -> Tensor:
 
 def run_sum_onto(backend: Any, x: Tensor) -> Tensor:
     """The new stream, then it times the norm's weight, then its squares in one column, side by side."""
-    stream = backend.sum_onto(x, residual_of(x), norm_of(x))
+    stream: Stream = backend.sum_onto(x, residual_of(x), norm_of(x))
+    assert stream.normed.squares_RC is not None
     squares_R1 = stream.normed.squares_RC.sum(-1, keepdim=True).to(x.dtype)
     return torch.cat((stream.x_RH, stream.normed.value_RI, squares_R1), -1)
 

@@ -13,8 +13,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as distributed
 
+from alula.comm.device_deadline import wait_for
+from alula.comm.patience import Peers
 from alula.comm.segment import Segment
 from alula.core.errors import RankFailure
 
@@ -26,11 +29,12 @@ POLL_S = 0.005
 class ProcessGroups:
     """Connects this process once, and counts collectives where the driver looks for signs of life."""
 
-    def __init__(self, segment: Segment, rank: int, timeout_s: float) -> None:
+    def __init__(self, segment: Segment, rank: int, timeout_s: float, peers: Peers | None = None) -> None:
         self.rank = rank
         self.num_ranks = segment.num_ranks
         self._segment = segment
         self._timeout_s = timeout_s
+        self._peers = peers
         self._store: Any = None  # torch's stubs do not name its stores
 
     def world(self) -> Any:
@@ -53,6 +57,12 @@ class ProcessGroups:
                 group_desc=name,
             ),
         )
+
+    def settle(self, what: str) -> None:
+        """Until the device has done what was launched. Raises RankFailure where other ranks keep it from that."""
+        event = torch.cuda.Event()
+        event.record()
+        wait_for(event, self._peers, what)
 
     def barrier(self) -> None:
         """Waits for every rank's host, over gloo."""

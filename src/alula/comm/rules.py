@@ -64,8 +64,10 @@ NO_RULES = Rules()
 
 
 def needs_order(call: CollectiveCall) -> bool:
-    """Whether the order of adding can change the bits of this call's result."""
-    return call.op in SUMS and call.num_ranks >= ORDERED_FROM_RANKS and call.dtype.startswith(_INEXACT)
+    """Whether the order of adding can change the bits of this call's result. The fused sum and its twin add up a row's
+    squares in different orders, at any number of ranks."""
+    from_ranks = 2 if call.op == SUM_ONTO else ORDERED_FROM_RANKS
+    return call.op in SUMS and call.num_ranks >= from_ranks and call.dtype.startswith(_INEXACT)
 
 
 def choose(call: CollectiveCall, backends: Sequence[Backend], rules: Rules = NO_RULES) -> Decision:

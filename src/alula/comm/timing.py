@@ -6,15 +6,16 @@ A median of several runs, each begun together. Knows nothing of choices.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
-from alula.comm.backends.protocol import Backend, admission
+from alula.comm.backends.protocol import SUM_ONTO, Backend, admission
 from alula.comm.call import CollectiveCall
 from alula.comm.capture import is_capturable
 from alula.comm.device_deadline import wait_for
-from alula.comm.probe import Place, run_call
+from alula.comm.probe import Place, norm_of, residual_of, run_call
 from alula.comm.table import MeasuredTable, Timing
 
 _GRAPH_CALLS, _RUNS = 16, 7
@@ -39,14 +40,23 @@ def time_call(backend: Backend, call: CollectiveCall, place: Place) -> float:
     return float(by_rank.max(0).values.median())
 
 
+def timed_work(backend: Any, call: CollectiveCall, x: torch.Tensor) -> Callable[[], Any]:
+    """The call with everything made that is not part of it."""
+    if call.op != SUM_ONTO:
+        return lambda: run_call(backend, call, x)
+    onto, norm = residual_of(x), norm_of(x)
+    return lambda: backend.sum_onto(x, onto, norm)
+
+
 def _time_graph(backend: Backend, call: CollectiveCall, place: Place) -> list[float]:
     x = _zeros(call, place)
-    run_call(backend, call, x.clone())
+    work = timed_work(backend, call, x)
+    work()
     place.settle()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(_GRAPH_CALLS):
-            run_call(backend, call, x)
+            work()
     times = []
     for _ in range(_RUNS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -62,13 +72,14 @@ def _time_graph(backend: Backend, call: CollectiveCall, place: Place) -> list[fl
 
 def _time_loop(backend: Backend, call: CollectiveCall, place: Place) -> list[float]:
     x = _zeros(call, place)
+    work = timed_work(backend, call, x)
     times = []
     for _ in range(_RUNS):
         _meet(place)
-        run_call(backend, call, x)
+        work()
         begin = time.perf_counter()
         for _ in range(_CPU_CALLS):
-            run_call(backend, call, x)
+            work()
         times.append((time.perf_counter() - begin) * 1e6 / _CPU_CALLS)
     return times
 

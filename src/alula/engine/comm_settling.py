@@ -22,6 +22,9 @@ from alula.core.records import Refusal
 from alula.engine.comm_trial import try_backends
 from alula.engine.device import device_name, driver_version, nccl_version
 
+# They say what is logged, or what is installed, and change no time.
+_SLOW_NOTHING = ("NCCL_DEBUG", "NCCL_VERSION")
+
 
 def settle(
     plan: EnvironmentPlan, messages: Sequence[Message], dtype: str, say: Callable[[str], None]
@@ -83,5 +86,9 @@ def profile_key(plan: EnvironmentPlan, dtype: str) -> ProfileKey:
         torch=str(torch.__version__),
         num_ranks=plan.parallel.tp,
         dtype=dtype,
-        variables={name: value for name, value in sorted(plan.alike().items()) if name.startswith("NCCL_")},
+        variables={
+            name: value
+            for name, value in sorted(plan.alike().items())
+            if name.startswith("NCCL_") and not name.startswith(_SLOW_NOTHING)
+        },
     )

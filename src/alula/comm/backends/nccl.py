@@ -67,11 +67,11 @@ class NcclBackend:
         if self._group is not None or self._refusal is not None:
             return
         group = self._groups.new_group("nccl", self.name)
-        note_created(self.name)
+        note_created(self.name, self._variables)
         with changed(self._variables):
             first = torch.ones(1, device="cuda")
             self._groups.run(f"the first call of {self.name}", lambda: distributed.all_reduce(first, group=group))
-            torch.cuda.synchronize()
+            self._groups.settle(f"the first call of {self.name}")
         self._group = group
 
     def all_reduce(self, x: Tensor) -> Tensor:

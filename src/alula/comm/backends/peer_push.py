@@ -53,7 +53,7 @@ class PeerPushBackend:
             return
         import torch.distributed._symmetric_memory as symmetric
 
-        from alula.kernels.gpu.peer_sum import MAX_ROWS, Mailboxes, mailbox_bytes
+        from alula.kernels.gpu.peer_sum import MAX_ROWS, MAX_TILES, Mailboxes, mailbox_bytes
 
         groups, device = self._groups, torch.device("cuda")
         memory = symmetric.empty(mailbox_bytes(groups.num_ranks), dtype=torch.uint8, device=device)
@@ -66,7 +66,7 @@ class PeerPushBackend:
             rank=groups.rank,
             num_ranks=groups.num_ranks,
             addresses=torch.tensor(handle.buffer_ptrs, dtype=torch.int64, device=device),
-            calls_R=torch.zeros(MAX_ROWS, dtype=torch.int32, device=device),
+            calls_RC=torch.zeros(MAX_ROWS, MAX_TILES, dtype=torch.int32, device=device),
         )
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -91,10 +91,11 @@ class PeerPushBackend:
         self._boxes = self._memory = None
 
     def _fits(self, call: CollectiveCall) -> Verdict:
-        from alula.kernels.gpu.peer_sum import MAX_ROWS, ROW_BYTES
+        from alula.kernels.gpu.peer_sum import MAX_ROWS, MAX_TILES, TILE
 
         if not 0 < call.num_rows <= MAX_ROWS:
             return no(f"{call.num_rows} rows; takes 1 to {MAX_ROWS}")
-        if not 0 < call.num_bytes <= call.num_rows * ROW_BYTES:
-            return no(f"rows of {call.num_bytes // call.num_rows} bytes; takes up to {ROW_BYTES}")
+        num_columns = call.num_bytes // getattr(torch, call.dtype).itemsize // call.num_rows
+        if not 0 < num_columns <= MAX_TILES * TILE:
+            return no(f"rows of {num_columns} elements; takes 1 to {MAX_TILES * TILE}")
         return YES

@@ -57,7 +57,7 @@ class RecordsReader:
             elif isinstance(record, RequestRecord):
                 if record.num_preemptions:
                     self._add(sink, Quantity.NUM_PREEMPTIONS, record.num_preemptions, number)
-            else:
+            elif isinstance(record, DispatchRecord | PathDifference):
                 self._collective(record, number, sink)
         self._close(run, phases, sink)
 
