@@ -181,3 +181,51 @@ def test_sentences_with_a_sweep() -> None:
     assert run.number(Q.PLAIN_TOKENS_PER_S) == 57.0
     assert [run.number(Q.SPEC_TOKENS_PER_S, steps=k) for k in (1, 2, 3)] == [40.6, 36.0, 32.7]
     assert [run.number(Q.TOKENS_PER_CYCLE, steps=k) for k in (1, 2, 3)] == [1.87, 2.5, 3.06]
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "spec", "steps"),
+    [
+        (
+            "Without speculation I get 82.2 tok/s (12.2 ms a step). With EAGLE-3 (2 steps) only 60.5 tok/s.",
+            82.2,
+            60.5,
+            2,
+        ),
+        ("baseline 222 tokens/s vs EAGLE3 159.8 tokens/s", 222.0, 159.8, None),
+        ("No spec: 47 t/s -> MTP: 31 t/s", 47.0, 31.0, None),
+        ("we see 26.51 tok/s base and 17.7 tok/s with MTP k=1", 26.51, 17.7, 1),
+    ],
+)
+def test_sentences_with_both_sides(text: str, plain: float, spec: float, steps: int | None) -> None:
+    run = only_run(text + "\n")
+    assert values(run, Q.PLAIN_TOKENS_PER_S) == [plain]
+    assert [(one.value, one.scope.steps) for one in run.all(Q.SPEC_TOKENS_PER_S)] == [(spec, steps)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["it runs at 60.5 tok/s\n", "INFO 05-15 03:22:11 [x.py:1] speculative module at 5 tok/s\n", "see issue 60 about tps without tests\n",
+     "accept length 0.5\n", "the download took 29 ms\n"],
+)  # fmt: skip
+def test_sentences_without_a_side_say_nothing(text: str) -> None:
+    assert not everything(text)
+
+
+def test_a_sentence_about_verify_and_acceptance() -> None:
+    run = only_run("Verify takes 29 ms, a plain step is 12.2 ms, and the acceptance length is 1.75.\n")
+    assert (run.number(Q.VERIFY_MS), run.number(Q.PLAIN_STEP_MS), run.number(Q.TOKENS_PER_CYCLE)) == (
+        29.0,
+        12.2,
+        1.75,
+    )
+
+
+def test_a_tree_in_the_words_of_a_row() -> None:
+    run = only_run(
+        "| Config | tokens/s |\n|---|---:|\n| base | 82.2 |\n| EAGLE3 (3,1,4) | 60.5 |\n| EAGLE3 (5,4,8) | 65.5 |\n"
+    )
+    assert {(one.scope.steps, one.scope.width): one.value for one in run.all(Q.SPEC_TOKENS_PER_S)} == {
+        (3, 4): 60.5,
+        (5, 8): 65.5,
+    }

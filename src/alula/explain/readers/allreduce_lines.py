@@ -27,7 +27,7 @@ _FLASHINFER = re.compile(
 _REGISTERING = re.compile(r"Registering (\d{1,9}) cuda graph addresses")
 _IPC = re.compile(r"CUDA IPC is unavailable, falling back from \w+ to NCCL allreduce", re.I)
 _MNNVL = re.compile(r"(MNNVL AllReduce can't be enabled[^\n]*|falling back to AUTO strategy[^\n]*)", re.I)
-_ORDER = re.compile(r"Using \[([^\]]*)\] all-reduce backends(.{0,60})")
+_ORDER = re.compile(r"Using \[([^\]]*)\] all-reduce backends(?: \(([^)]{0,60})\))?")
 _CLAIMS = re.compile(
     r"(PCIe custom allreduce enabled[^\n]*|custom all-?reduce(?: status)?\s*[|:]?\s*(?:ON|ENGAGED|OFF"
     r"|DISABLED|enabled)\b[^\n]*"
@@ -103,7 +103,7 @@ def _claims(place: Place) -> None:
     if match := _ORDER.search(text):
         listed = [part.strip(" '\"") for part in match[1].split(",")]
         for name in [_BACKENDS.get(part, part.lower()) for part in listed if part]:
-            place.add(Q.ALLREDUCE_CLAIMED, f"listed {match[2].strip(' ()') or 'as usable'}", name=name)
+            place.add(Q.ALLREDUCE_CLAIMED, f"listed {match[2] or 'as usable'}", name=name)
     if match := _CLAIMS.search(text):
         place.add(Q.ALLREDUCE_CLAIMED, match[1].strip(" |"), name="custom")
     if match := _CUTOFF.search(text):

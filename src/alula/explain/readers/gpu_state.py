@@ -18,6 +18,7 @@ _CUDA = re.compile(r"CUDA Version:?\s*:?\s*(\d[\d.]+)")
 _NAME_ROW = re.compile(
     r"^\|\s+(\d{1,3})\s+((?:NVIDIA|Tesla|Quadro|GeForce|RTX)[\w .\-]*?)\s{2,}.*?(WDDM|TCC|MCDM|On|Off|N/A)?\s*\|"
 )
+_LISTED = re.compile(r"^\s*GPU (\d{1,3}): ([A-Z][\w .\-/]*?)(?: \(UUID.*)?\s*$")  # nvidia-smi -L, collect_env
 _LOAD_ROW = re.compile(r"(\d{1,3})C\s+P\d+\s+(\d+)W / +(\d+)W \|.*?(\d{1,3})%")
 _REASONS = re.compile(
     r"(?:Idle|Applications Clocks Setting|SW Power Cap|SW Power Capping|HW Slowdown|HW Thermal Slowdown|"
@@ -40,6 +41,9 @@ class GpuState:
 
     name = READER
     markers: tuple[str, ...] = (
+        "(UUID:",
+        "GPU 0: ",
+        "GPU 1: ",
         "NVSMI LOG",
         "GPU 0000",
         "Driver Version",
@@ -58,6 +62,7 @@ class GpuState:
         self._path: list[tuple[int, str]] = []
         self._columns: list[str] = []
         self._blank = 0
+        self._num_listed = 0
 
     def line(self, number: int, text: str, sink: Sink) -> bool:
         place = Place(sink, READER, number, text)
@@ -96,6 +101,9 @@ class GpuState:
             place.add(Q.DRIVER, match[1])
         if match := _CUDA.search(place.text):
             place.add(Q.CUDA, match[1])
+        if match := _LISTED.match(place.text):
+            place.add(Q.GPU, match[2].strip())
+            self._num_listed = max(self._num_listed, int(match[1]) + 1)
 
     def _query(self, place: Place) -> bool:
         text = place.text
@@ -202,4 +210,5 @@ class GpuState:
         return True
 
     def end(self, sink: Sink) -> None:
-        return
+        if self._num_listed:
+            Place(sink, READER, None, "a list of GPUs").add(Q.NUM_GPUS, self._num_listed)

@@ -17,6 +17,7 @@ from alula.explain.readers.nccl_tests import NcclTests
 from alula.explain.readers.profiler_lines import ProfilerLines
 from alula.explain.readers.protocol import LineReader, StreamReader
 from alula.explain.readers.records import RecordsReader
+from alula.explain.readers.sentences import Sentences
 from alula.explain.readers.sglang_log import SglangLog
 from alula.explain.readers.tables import Tables
 from alula.explain.readers.tensorrt_llm import TensorRtLines
@@ -36,6 +37,7 @@ LINE_READERS: tuple[type[LineReader], ...] = (
     BenchTables,
     Tables,
     BenchLines,
+    Sentences,
     ProfilerLines,
     AllReduceLines,
     NcclLog,

@@ -21,6 +21,7 @@ Q = Quantity
 _MAX_COLUMNS, _MAX_ROWS, _MAX_VARIANT, _MAX_HEAD = 64, 5000, 80, 48
 _RULE = re.compile(r"^[\s|│┃+\-=:─━┼┿╪├┤┬┴┌┐└┘╞╡]+$")
 _TRIPLE = re.compile(r"^\(?\s*(\d{1,3})\s*[,/]\s*(\d{1,3})\s*[,/]\s*(\d{1,4})\s*\)?$")
+_TRIPLE_IN_LABEL = re.compile(r"\(\s*(\d{1,3})\s*[,/]\s*(\d{1,3})\s*[,/]\s*(\d{1,4})\s*\)")
 _STEPS_IN_LABEL = re.compile(r"\b(?:k|n|mtp|steps|depth|num_speculative_tokens|draft)[ \-=:]*?(\d{1,2})\b", re.I)
 _LOAD_IN_HEAD = re.compile(r"\b(?:bs|c|batch|conc(?:urrency)?)[ =]?(\d{1,5})\b", re.I)
 _VARIABLE_IN_LABEL = re.compile(r"\b[A-Z]+_[A-Z_]+=\S+")
@@ -140,6 +141,8 @@ def _coordinates(
         elif number(plain) is None or (meaning is None or meaning.axis == "label"):
             words.append(plain)
     text = " ".join(words)
+    if "steps" not in scope and (match := _TRIPLE_IN_LABEL.search(text)):
+        scope |= {"steps": int(match[1]), "width": int(match[3]), "variant": match[0].strip("() ")}
     if "steps" not in scope and (match := _STEPS_IN_LABEL.search(text)):
         scope["steps"] = int(match[1])
     if match := _VARIABLE_IN_LABEL.search(text):
