@@ -144,12 +144,17 @@ class _Markers:
         for name in names:
             root = next((one for one in self._roots if one in name), name)
             self._roots.setdefault(root, []).append(name)
+        self._letters = [bytes([letter]) for letter in sorted(set(b"".join(self._roots)))]
 
     def takers(self, shapes: Sequence[bytes]) -> list[tuple[int, ...]]:
         found: list[list[int]] = [[] for _ in shapes]
         alone: dict[int, int] = {}
         text = b"\n".join(shapes)
+        # A single byte is found thirty times as fast as a word: most markers fall here, since one of theirs is missing.
+        missing = b"".join(letter for letter in self._letters if letter not in text)
         for root, names in self._roots.items():
+            if len(root.translate(None, missing)) < len(root):
+                continue
             for row in _rows_with(text, root):
                 for name in names:
                     if name is root or name in shapes[row]:
