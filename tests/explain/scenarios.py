@@ -65,6 +65,15 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("head_broken", C, [found(Q.TOKENS_PER_CYCLE, 1.0, times=9), found(Q.STEPS, 3)]),
     Scenario("head_broken", C, [found(Q.ACCEPTANCE, 0.03, position=0), found(Q.ACCEPTANCE, 0.0, position=1)]),
     Scenario("head_broken", U, [found(Q.ACCEPTANCE, 0.11, position=0), found(Q.STEPS, 3)]),
+    Scenario(
+        "head_broken",
+        C,
+        [
+            found(Q.ACCEPTANCE, 0.24, position=0),
+            found(Q.ACCEPTANCE, 0.61, position=0, variant="boundaries 2,15,27"),
+            found(Q.STEPS, 3),
+        ],
+    ),
     Scenario("head_broken", R, [found(Q.ACCEPTANCE, 0.64, position=0), found(Q.STEPS, 3)]),
     Scenario("head_broken", R, [found(Q.TOKENS_PER_CYCLE, 2.3), found(Q.STEPS, 3)]),
     Scenario("head_broken", U, [found(Q.STEPS, 3)]),
@@ -212,6 +221,14 @@ SCENARIOS: tuple[Scenario, ...] = (
         [
             found(Q.VARIABLE_PLANNED, "LL", name="NCCL_PROTO"),
             *(found(Q.VARIABLE_SEEN, "LL", name="NCCL_PROTO", rank=rank) for rank in range(4)),
+        ],
+    ),
+    Scenario(
+        "variables_not_in_force",
+        C,
+        [
+            *(found(Q.ENVIRONMENT_READ, True, rank=rank) for rank in range(3)),
+            *(found(Q.VARIABLE_SEEN, "1", name="ALULA_X", rank=rank) for rank in (0, 2)),
         ],
     ),
     Scenario("variables_not_in_force", U, [found(Q.VARIABLE_PLANNED, "LL", name="NCCL_PROTO")]),

@@ -162,8 +162,8 @@ def _sides(found: list[RunFacts]) -> tuple[RunFacts, RunFacts, list[RunFacts]]:
     plain = _primary(plain_groups, [spec] if spec is not None else [])
     spec = spec if spec is not None else RunFacts(label=Label.SPECULATIVE)
     plain = plain if plain is not None else RunFacts(label=Label.BASELINE)
-    for run in loose:
-        _take(spec, run)
+    for run in loose:  # with no run that speculates, what nobody claims is the plain run's
+        _take(plain if plain_groups and not spec_groups else spec, run)
     others = [run for run in (*spec_groups, *plain_groups, *pieces) if run is not spec and run is not plain]
     return plain, spec, others
 

@@ -137,7 +137,7 @@ def acceptance_by_position(run: RunFacts) -> tuple[float, ...]:
     known: dict[int, Evidence] = {}
     for one in run.all(Quantity.ACCEPTANCE):
         position = one.scope.position
-        if position is None or one.number is None or not 0.0 <= one.number <= 1.0:
+        if position is None or one.number is None or not 0.0 <= one.number <= 1.0 or one.scope.variant is not None:
             continue
         if position not in known or one.num_samples > known[position].num_samples:
             known[position] = one

@@ -115,8 +115,8 @@ def _told(cited: Evidence, quantity: Quantity, value: int) -> Evidence:
 
 
 def fit_line(points: Sequence[SweepPoint]) -> CycleLine | None:
-    """Least squares over the points whose cycle is known; None with fewer than two, or for trees of several shapes."""
-    if len({point.steps for point in points}) < len(points):
+    """Least squares over the points whose cycle is known; None with fewer than two, or for trees."""
+    if any(point.variant for point in points):
         return None
     known = [(point.steps, point.cycle_ms) for point in points if point.cycle_ms is not None]
     if len({steps for steps, _ in known}) < 2:

@@ -19,6 +19,8 @@ from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
 
 _WRONG, _NEAR, _WORKS = 0.05, 0.15, 0.3
+OTHER_LAYERS = "boundaries "  # variant of an acceptance measured with other aux layers
+_MUCH_BETTER = 1.5
 _LONGEST_CHAIN = 8  # drafts assumed where k is not known, which makes the bound a weak one
 
 
@@ -27,7 +29,14 @@ class HeadBroken(Hypothesis):
     title = "The head is broken or wired wrongly: almost nothing of what it proposes is accepted"
     predicts = "acceptance at position 0 near 0, tokens per cycle near 1.00 on any text"
     refuted_by = "acceptance at position 0 of 30 % or more"
-    needs = ("acceptance", "tokens_per_cycle", "draft_architecture", "algorithm", "aux_layers")
+    needs = (
+        "acceptance",
+        "tokens_per_cycle",
+        "draft_architecture",
+        "algorithm",
+        "aux_layers",
+        "experiment:other_layers",
+    )
 
     def judge(self, case: Case) -> Finding:
         first, exact, known_from = _first_position(case)
@@ -37,6 +46,8 @@ class HeadBroken(Hypothesis):
             if causes:
                 return self.suspected(told, tier=Tier.FAULT, evidence=clues, next_step=advise(case, "acceptance"))
             return self.unknown("Acceptance is not known.", next_step=advise(case, "acceptance"))
+        if (better := _other_layers(case, first)) is not None:
+            return self._wrong_layers(first, better, known_from)
         seen = cited(known_from, clues)
         if first > (_WORKS if exact else _NEAR):
             return self.refuted(
@@ -60,6 +71,17 @@ class HeadBroken(Hypothesis):
             confidence=0.9 if causes else 0.8,
             fix=fix,
             next_step=_check(case),
+        )
+
+    def _wrong_layers(self, first: float, better: Evidence, known_from: tuple[Evidence, ...]) -> Finding:
+        return self.confirmed(
+            f"Reading {better.scope.variant}, position 0 is accepted in "
+            f"{100 * (better.number or 0.0):.0f} % of the cycles "
+            f"instead of {100 * first:.0f} %: the head reads the wrong layers.",
+            tier=Tier.FAULT,
+            evidence=cited(known_from, better),
+            confidence=0.9,
+            fix=f"let the head read {better.scope.variant}",
         )
 
     def _weak(self, case: Case, first: float, exact: bool, told: str, seen: tuple[Evidence, ...]) -> Finding:
@@ -111,6 +133,19 @@ def _positions_are_cut(case: Case) -> bool:
     if printed is None or printed.number is None or printed.scope.variant is not None:
         return False
     return printed.number - 1 > 1.25 * steps * case.sums.by_position[0] + 0.05
+
+
+def _other_layers(case: Case, first: float) -> Evidence | None:
+    """An experiment in which the head read other layers (variant "boundaries 2,15,27") and was accepted far oftener."""
+    tried = [
+        one
+        for one in case.spec.all(Quantity.ACCEPTANCE, position=0)
+        if (one.scope.variant or "").startswith(OTHER_LAYERS) and one.number is not None
+    ]
+    best_one = max(tried, key=lambda one: one.number or 0.0, default=None)
+    if best_one is None or (best_one.number or 0.0) < max(_MUCH_BETTER * first, first + 0.1):
+        return None
+    return best_one
 
 
 def _degree(first: float) -> str:

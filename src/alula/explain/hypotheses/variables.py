@@ -118,7 +118,7 @@ def _missing(case: Case, planned: dict[str | None, Evidence], seen: list[Evidenc
     names = {*(name for name in planned if name), *(one.scope.name for one in seen if one.scope.name)}
     for name in sorted(names):
         having = _ranks(one for one in seen if one.scope.name == name)
-        if name.startswith("NCCL_") and len(known) > 1 and having and having < known:
+        if (name.startswith("NCCL_") or known == whole) and len(known) > 1 and having and having < known:
             lacking = ", ".join(sorted(known - having)[:8])
             evidence = tuple(one for one in seen if one.scope.name == name)
             yield _Problem(f"{name} is in {len(having)} of {len(known)} ranks; not in {lacking}.", 0.75, evidence)
