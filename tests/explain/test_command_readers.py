@@ -173,3 +173,25 @@ def test_nothing_of_a_secret_reaches_the_sink() -> None:
         "vllm serve org/m-1 --api-key sk-verysecret1 --hf-token=hf_verysecret2 -tp 2\nexport VLLM_API_KEY=verysecret3\n"
     )
     assert "verysecret" not in repr([(one.value, one.scope) for run in sink.runs() for one in run])
+
+
+def test_engines_started_from_python() -> None:
+    plain, spec, sglang = runs(
+        "from vllm import LLM\nllm = LLM(model='org/m-8b', tensor_parallel_size=2)\nllm = LLM(\n    model='org/m-8b',  # the target\n    tensor_parallel_size=2,\n"
+        "    speculative_config={'method': 'eagle3', 'model': 'org/h', 'num_speculative_tokens': 3},\n    max_num_seqs=args.batch,\n)\n"
+        "engine = sgl.Engine(model_path='org/m-8b', tp_size=4, speculative_algorithm='EAGLE3', speculative_num_steps=5)\n"
+    )
+    assert (plain.text(Q.ALGORITHM), plain.number(Q.TP)) == ("none", 2)
+    assert (spec.text(Q.ALGORITHM), spec.number(Q.STEPS), spec.all(Q.MAX_RUNNING)) == ("eagle3", 3, ())
+    assert (sglang.text(Q.ENGINE), sglang.number(Q.STEPS), sglang.number(Q.TP)) == ("sglang", 5, 4)
+
+
+def test_flags_with_dots() -> None:
+    run = only_run("vllm serve org/m-1 --speculative-config.method eagle3 --speculative-config.model org/h --speculative-config.num_speculative_tokens 3 "
+                   "--compilation-config.cudagraph_mode FULL\n")  # fmt: skip
+    assert (run.text(Q.ALGORITHM), run.number(Q.STEPS), run.text(Q.DRAFT_MODEL), run.text(Q.GRAPH_MODE)) == (
+        "eagle3",
+        3,
+        "org/h",
+        "full",
+    )

@@ -51,7 +51,7 @@ _BACKENDS = {
 
 
 class AllReduceLines:
-    """Stateless but for the name."""
+    """One source's lines. A dispatch behind which nothing more was printed is where a run hangs."""
 
     name = READER
     markers: tuple[str, ...] = (
@@ -66,7 +66,13 @@ class AllReduceLines:
         "MNNVL",
     )
 
+    def __init__(self) -> None:
+        self._last: Place | None = None  # a dispatch, while no other line came
+
     def line(self, number: int, text: str, sink: Sink) -> bool:
+        if not text.strip():
+            return self._last is not None
+        self._last = None
         place = Place(sink, READER, number, text, engine_of(text))
         _refusals(place)
         _claims(place)
@@ -75,10 +81,12 @@ class AllReduceLines:
         if match := _DISPATCH.search(text):
             place.add(Q.ALLREDUCE_ENGAGED, True, name="flashinfer_pcie_ipc", num_bytes=int(match[1]))
             place.add(Q.ALLREDUCE_BYTES, int(match[1]))
-        return False
+            self._last = place
+        return self._last is not None
 
     def end(self, sink: Sink) -> None:
-        return
+        if self._last is not None:
+            self._last.add(Q.LAST_LINE, self._last.text.strip())
 
 
 def _refusals(place: Place) -> None:

@@ -13,12 +13,14 @@ Q = Quantity
 _GPU = re.compile(r"^GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f:.]+)\s*$")
 _PAIR = re.compile(r"^(\s*)([A-Za-z][\w /\-]*?)\s*:\s*(.*?)\s*$")
 _SECTION = re.compile(r"^(\s*)([A-Z][\w /\-]*?)\s*$")
-_DRIVER = re.compile(r"Driver Version:?\s*:?\s*(\d[\d.]+)")
+_DRIVER = re.compile(r"(?:Driver Version|[Nn]vidia driver version|CUDA Driver Version):?\s*:?\s*(\d[\d.]+)")
 _CUDA = re.compile(r"CUDA Version:?\s*:?\s*(\d[\d.]+)")
 _NAME_ROW = re.compile(
     r"^\|\s+(\d{1,3})\s+((?:NVIDIA|Tesla|Quadro|GeForce|RTX)[\w .\-]*?)\s{2,}.*?(WDDM|TCC|MCDM|On|Off|N/A)?\s*\|"
 )
-_LISTED = re.compile(r"^\s*GPU (\d{1,3}): ([A-Z][\w .\-/]*?)(?: \(UUID.*)?\s*$")  # nvidia-smi -L, collect_env
+_LISTED = re.compile(
+    r"^\s*GPU (?:[\d,]+,)?(\d{1,3}): ([A-Z][\w .\-/]*?)(?: \(UUID.*)?\s*$"
+)  # nvidia-smi -L, collect_env
 _LOAD_ROW = re.compile(r"(\d{1,3})C\s+P\d+\s+(\d+)W / +(\d+)W \|.*?(\d{1,3})%")
 _REASONS = re.compile(
     r"(?:Idle|Applications Clocks Setting|SW Power Cap|SW Power Capping|HW Slowdown|HW Thermal Slowdown|"
@@ -42,8 +44,8 @@ class GpuState:
     name = READER
     markers: tuple[str, ...] = (
         "(UUID:",
-        "GPU 0: ",
-        "GPU 1: ",
+        "GPU 0",
+        "driver version",
         "NVSMI LOG",
         "GPU 0000",
         "Driver Version",

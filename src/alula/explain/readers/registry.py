@@ -16,6 +16,7 @@ from alula.explain.readers.nccl_log import NcclLog
 from alula.explain.readers.nccl_tests import NcclTests
 from alula.explain.readers.profiler_lines import ProfilerLines
 from alula.explain.readers.protocol import LineReader, StreamReader
+from alula.explain.readers.python_calls import PythonCalls
 from alula.explain.readers.records import RecordsReader
 from alula.explain.readers.sentences import Sentences
 from alula.explain.readers.sglang_log import SglangLog
@@ -29,6 +30,7 @@ from alula.explain.readers.vllm_log import VllmLog
 # since one is complete only when the line behind it is seen.
 LINE_READERS: tuple[type[LineReader], ...] = (
     Commands,
+    PythonCalls,
     SglangLog,
     VllmLog,
     TensorRtLines,
