@@ -195,3 +195,25 @@ def test_flags_with_dots() -> None:
         "org/h",
         "full",
     )
+
+
+def test_flags_as_a_list_of_bullets() -> None:
+    run = only_run(
+        "I use:\n\n- `--speculative-algorithm EAGLE3`\n- `--speculative-num-steps 3`\n- `--cuda-graph-max-bs 4`\n\nand it is slow.\n"
+    )
+    assert (run.text(Q.ALGORITHM), run.number(Q.STEPS), run.number(Q.GRAPH_MAX_REQUESTS)) == ("EAGLE3", 3, 4)
+
+
+def test_a_unit_file_and_a_batch_script() -> None:
+    unit = only_run(
+        '[Service]\nEnvironment="NCCL_PROTO=LL"\nEnvironment=NCCL_ALGO=Ring\nExecStart=/opt/bin/vllm serve org/m-7b --tensor-parallel-size 2\n'
+    )
+    assert {one.scope.name: one.value for one in unit.all(Q.VARIABLE_PLANNED)} == {
+        "NCCL_PROTO": "LL",
+        "NCCL_ALGO": "Ring",
+    }
+    assert unit.number(Q.TP) == 2
+    batch = only_run(
+        "srun --ntasks=8 \\\n  --export=ALL,NCCL_PROTO=LL \\\n  python -m sglang.launch_server --model-path org/m1 --tp 16\n"
+    )
+    assert (batch.text(Q.VARIABLE_PLANNED, name="NCCL_PROTO"), batch.number(Q.TP)) == ("LL", 16)

@@ -8,6 +8,7 @@ import pytest
 from case_texts import CASES
 from reading import everything, only_run, runs, values
 
+from alula.profile.evidence import Label
 from alula.profile.quantities import Quantity as Q
 
 VLLM_BLOCK = """============ Serving Benchmark Result ============
@@ -229,3 +230,27 @@ def test_a_tree_in_the_words_of_a_row() -> None:
         (3, 4): 60.5,
         (5, 8): 65.5,
     }
+
+
+def test_latencies_by_side_are_runs() -> None:
+    plain, spec = runs(
+        "| setup | TPOT (ms) | acceptance length |\n|---|---|---|\n| no spec | 12.2 | - |\n| eagle3 k=2 | 16.5 | 1.75 |\n"
+    )
+    assert (plain.label, plain.number(Q.TOKEN_MS)) == (Label.BASELINE, 12.2)
+    assert (spec.label, spec.number(Q.TOKEN_MS), spec.number(Q.TOKENS_PER_CYCLE)) == (Label.SPECULATIVE, 16.5, 1.75)
+
+
+def test_llama_bench_tells_prompts_from_generation() -> None:
+    run = only_run(
+        "| model | size | backend | ngl | n_ubatch | test | t/s |\n| --- | ---: | --- | --: | ---: | ---: | ---: |\n| m 30B | 17 GiB | CUDA | 99 | 2 | pp512 | "
+        "111.52 ± 0.52 |\n| m 30B | 17 GiB | CUDA | 99 | 512 | pp512 | 4000.0 ± 1 |\n| m 30B | 17 GiB | CUDA | 99 | 512 | tg128 | 160.98 ± 0.52 |\n"
+    )
+    assert {one.scope.width: one.value for one in run.all(Q.FORWARD_MS)} == {2: pytest.approx(2000 / 111.52)}
+    assert run.number(Q.PLAIN_TOKENS_PER_S) == 160.98
+
+
+def test_acceptance_by_position_in_words() -> None:
+    run = only_run("mean length 1.036, per position 0.036 / 0.0006 / 0.000\n")
+    assert [run.number(Q.ACCEPTANCE, position=at) for at in range(3)] == [0.036, 0.0006, 0.0]
+    assert run.number(Q.TOKENS_PER_CYCLE) == 1.036
+    assert only_run("Position-0 acceptance is 10 % here\n").number(Q.ACCEPTANCE, position=0) == pytest.approx(0.1)

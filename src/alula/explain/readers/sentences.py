@@ -27,8 +27,11 @@ _LENGTHS = re.compile(
 )
 _AT = re.compile(rf"\b(?:k|n|steps|depth)\s*=\s*(\d{{1,2}})[ :]+{_N}\s*(?:{_UNIT})?\s*@\s*{_N}", re.I)
 _BY_STEPS = re.compile(rf"\b(?:k|n|steps|depth)\s*=\s*(\d{{1,2}})\s*[:\-]?\s+{_N}\s*{_UNIT}(?!\s*@)", re.I)
+_POSITIONS = re.compile(rf"\bper[- ]position(?: acceptance)?(?: rates?)?\s*[:=`]*\s*({_SERIES})", re.I)
+_FIRST = re.compile(rf"\bposition[- ]?0 acceptance\s*(?:is|was|of|=|:)?\s*(?:only\s+)?{_N}\s*%", re.I)
 _LENGTH = re.compile(
-    rf"\baccept(?:ance|ed)?[ _]len(?:gth)?\s*(?:is|was|of|=|:|~|≈)?\s*(?:about|around|~|≈)?\s*{_N}(?!\s*(?:%|/))",
+    r"\b(?:accept(?:ance|ed)?[ _]len(?:gth)?|mean length)\s*(?:is|was|of|=|:|~|≈)?\s*(?:about|around|~|≈)?\s*"
+    rf"{_N}(?!\s*(?:%|/))",
     re.I,
 )
 _TIME = re.compile(
@@ -45,7 +48,19 @@ class Sentences:
     """Stateless but for the name."""
 
     name = READER
-    markers: tuple[str, ...] = ("tok/s", "t/s", "tokens/s", "tps", "TPS", "per second", "ccept", "erif", " ms")
+    markers: tuple[str, ...] = (
+        "tok/s",
+        "t/s",
+        "tokens/s",
+        "tps",
+        "TPS",
+        "per second",
+        "ccept",
+        "erif",
+        " ms",
+        "mean length",
+        "osition",
+    )
 
     def line(self, line: int, text: str, sink: Sink) -> bool:
         if len(text) > 2000 or LOG_START.match(text) or "|" in text or "│" in text or "{" in text:
@@ -55,6 +70,7 @@ class Sentences:
             _rates(place)
         if (match := _LENGTH.search(text)) and (value := number(match[1])) is not None and 1.0 <= value < 100.0:
             place.add(Q.TOKENS_PER_CYCLE, value)
+        _shares(place)
         for match in _TIME.finditer(text):
             word = match[1].lower()
             quantity = next((one for start, one in _TIMES if word.startswith(start)), None)
@@ -64,6 +80,17 @@ class Sentences:
 
     def end(self, sink: Sink) -> None:
         return
+
+
+def _shares(place: Place) -> None:
+    """Acceptance by position."""
+    if match := _POSITIONS.search(place.text):
+        shares = [number(one.strip(" ~")) for one in match[1].split("/")]
+        if all(share is not None and share <= 1.0 for share in shares):
+            for position, share in enumerate(shares[:64]):
+                place.add(Q.ACCEPTANCE, share, position=position)
+    elif (match := _FIRST.search(place.text)) and (share := number(match[1])) is not None and share <= 100.0:
+        place.add(Q.ACCEPTANCE, share / 100.0, position=0)
 
 
 def _rates(place: Place) -> None:

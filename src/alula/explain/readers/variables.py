@@ -47,7 +47,7 @@ _BARE = re.compile(rf"^({NAME.pattern})=(.*)$")
 _PLANNED = (
     re.compile(
         r"(?:^|[\s;&])(?:export|ENV|-e|--env|setenv|declare -x"
-        rf"|Environment=)[ =]+[\"']?({NAME.pattern})[= ]{_VALUE}"
+        rf"|Environment)[ =]+[\"']?({NAME.pattern})[= ]{_VALUE}"
     ),
     re.compile(rf"^\s*-\s+[\"']?({NAME.pattern})\s*=\s*{_VALUE}"),  # a YAML list
     re.compile(rf"^\s*({NAME.pattern}):\s+{_VALUE}\s*(?:#.*)?$"),  # a YAML map
