@@ -117,7 +117,7 @@ def _claims(place: Place) -> None:
     if match := _CUTOFF.search(text):
         place.add(Q.FLAG, int(match[1]), name="custom_allreduce_cutoff_bytes")
     if match := _P2P_CLAIM.search(text):
-        for said in (match[1] or match[2]).split("|"):
+        for said in (match[1] or match[2] or "").split("|"):
             _p2p_claim(place, said.strip())
 
 

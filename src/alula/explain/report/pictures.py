@@ -15,6 +15,7 @@ from alula.explain.waterfall import REMAINDER, Part
 
 _WIDTH = 460  # narrow, so that letters stay readable on a phone
 _LONGEST_NAME = 62
+_WHOLE = ("plain step", "cycle", "known of a cycle")
 _ROW, _BAR = 40, 15
 _PLOT_HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 300, 44, 40, 16, 12
 
@@ -42,7 +43,7 @@ def waterfall_picture(parts: Sequence[Part], complete: bool) -> str:
 
 def _bar(index: int, part: Part, left: float, width: float) -> str:
     top = index * _ROW
-    kind = "rest" if REMAINDER in part.part else "base" if part.part in ("plain step", "cycle") else "cost"
+    kind = "rest" if REMAINDER in part.part else "base" if part.part in _WHOLE else "cost"
     name = f"{shown(part.ms)} ms  {part.part}"
     return (
         f'<text x="2" y="{top + 15}">{escape(_cut(name))}</text>'
