@@ -217,3 +217,14 @@ def test_a_unit_file_and_a_batch_script() -> None:
         "srun --ntasks=8 \\\n  --export=ALL,NCCL_PROTO=LL \\\n  python -m sglang.launch_server --model-path org/m1 --tp 16\n"
     )
     assert (batch.text(Q.VARIABLE_PLANNED, name="NCCL_PROTO"), batch.number(Q.TP)) == ("LL", 16)
+
+
+def test_a_script_that_sets_its_path_is_no_environment_and_nul_bytes_alone_make_none() -> None:
+    run = only_run("PATH=$PATH:/opt/bin\nPATH=/usr/bin\nNCCL_PROTO=LL\n./start.sh\n")
+    assert run.all(Q.VARIABLE_PLANNED, name="NCCL_PROTO")
+    assert not run.all(Q.ENVIRONMENT_READ)
+    found = everything(
+        b"\0\0\0\0some words, NCCL_PROTO too\0more of a log that was rotated\nline two of it\nline three of the log\n"
+        + b"text\n" * 50
+    )
+    assert not [one for one in found if one.quantity is Q.ENVIRONMENT_READ]

@@ -175,7 +175,12 @@ class TraceData:
         spans.sort(key=lambda one: (one.start, -one.end))
         kept: list[Span] = []
         for span in spans:
-            if not kept or span.end > kept[-1].end:  # else inside: the draft model's own forward in "draft", say
+            last = kept[-1] if kept else None
+            if last is None or span.start >= last.end:
+                kept.append(span)
+            elif span.phase == last.phase:  # the same mark on a second stream
+                kept[-1] = msgspec.structs.replace(last, end=max(last.end, span.end))
+            elif span.end > last.end:  # else inside: the draft model's own forward in "draft", say
                 kept.append(span)
         return kept
 
