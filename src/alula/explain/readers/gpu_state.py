@@ -68,7 +68,7 @@ class GpuState:
 
     def line(self, number: int, text: str, sink: Sink) -> bool:
         place = Place(sink, READER, number, text)
-        if "clocks." in text or "power.draw" in text or (text.startswith("# gpu") and "pwr" in text):
+        if "clocks." in text or "power.draw" in text or (text.lstrip().startswith("# gpu") and "pwr" in text):
             return self._header(text)
         if (
             "NVSMI LOG" in text
@@ -82,7 +82,7 @@ class GpuState:
         return self._goes_on(place)
 
     def _header(self, text: str) -> bool:
-        if text.startswith("#"):
+        if text.lstrip().startswith("#"):
             self._mode, self._columns = "dmon", text.lstrip("# ").split()
         else:
             self._mode, self._columns = "csv", [part.strip() for part in text.split(",")]
@@ -179,7 +179,7 @@ class GpuState:
         return text.lstrip()[:1] in ("|", "+", "")
 
     def _dmon(self, place: Place) -> bool:
-        if place.text.startswith("#"):
+        if place.text.lstrip().startswith("#"):
             return True
         cells = place.text.split()
         if len(cells) != len(self._columns) or not cells[0].isdecimal():
