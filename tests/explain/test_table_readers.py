@@ -254,3 +254,12 @@ def test_acceptance_by_position_in_words() -> None:
     assert [run.number(Q.ACCEPTANCE, position=at) for at in range(3)] == [0.036, 0.0006, 0.0]
     assert run.number(Q.TOKENS_PER_CYCLE) == 1.036
     assert only_run("Position-0 acceptance is 10 % here\n").number(Q.ACCEPTANCE, position=0) == pytest.approx(0.1)
+
+
+def test_headings_say_which_side_a_block_is() -> None:
+    block = VLLM_BLOCK.split("---------------Speculative")[0] + "=" * 50 + "\n"
+    plain, spec = runs(
+        f"## Without speculation:\n\n```\n{block}```\n\n### EAGLE-3, k = 2\n\n```\n{block.replace('371.88', '300.00')}```\n"
+    )
+    assert (plain.label, plain.number(Q.TOKENS_PER_S)) == (Label.BASELINE, 371.88)
+    assert (spec.label, spec.number(Q.TOKENS_PER_S)) == (Label.SPECULATIVE, 300.0)
