@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import random
 import resource
 import subprocess
@@ -17,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _ACCESS = 'INFO:     127.0.0.1:{port} - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
 _DECODE = (
@@ -115,18 +118,25 @@ def _read(path: str) -> None:
     from alula.explain.readers.inputs import read_inputs
     from alula.profile.evidence import Label
 
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     sinks = read_inputs([path], Label.UNKNOWN, lambda text: None)
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
     found = sum(len(run) for sink in sinks for run in sink.runs())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"seconds": seconds, "peak_mib": peak, "evidence": found}))
+    print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "peak_mib": peak, "evidence": found}))
+
+
+def _row(path: Path) -> dict[str, Any]:
+    found, gigabytes = _measure(path), path.stat().st_size / 1e9
+    per_gb = {f"{name}_per_gb": found[name] / gigabytes for name in ("seconds", "cpu_seconds")}
+    return {"input": path.name, "mib": path.stat().st_size / 2**20, **found, **per_gb}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Times the readers on made logs and a made trace.")
     parser.add_argument("--mebibytes", type=int, default=200, help="size of each log (default: 200)")
     parser.add_argument("--events", type=int, default=500_000, help="events of the trace (default: 500000)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     parser.add_argument("--read", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.read:
@@ -138,14 +148,21 @@ def main() -> int:
         _write_log(dense, _decode_lines(randomness), arguments.mebibytes)
         _write_log(mixed, _mixed_lines(randomness), arguments.mebibytes)
         _write_trace(trace, arguments.events)
-        print(f"{'input':<12} {'MiB':>6} {'s':>7} {'MiB/s':>7} {'s per GB':>9} {'peak MiB':>9} {'evidence':>9}")
-        for path in (dense, mixed, trace):
-            found, size = _measure(path), path.stat().st_size / 2**20
-            speed = size / found["seconds"]
-            print(
-                f"{path.name:<12} {size:6.0f} {found['seconds']:7.2f} {speed:7.1f} {1e9 / 2**20 / speed:9.1f} "
-                f"{found['peak_mib']:9.0f} {found['evidence']:9.0f}"
-            )
+        rows = [_row(path) for path in (dense, mixed, trace)]
+    print(f"{'input':<12} {'MiB':>6} {'s':>7} {'CPU s':>7} {'s per GB':>9} {'CPU s/GB':>9} {'peak MiB':>9}")
+    for row in rows:
+        print(
+            f"{row['input']:<12} {row['mib']:6.0f} {row['seconds']:7.2f} {row['cpu_seconds']:7.2f} "
+            f"{row['seconds_per_gb']:9.1f} {row['cpu_seconds_per_gb']:9.1f} {row['peak_mib']:9.0f}"
+        )
+    if arguments.json:
+        facts = {
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "load": os.getloadavg()[0],
+            "rows": rows,
+        }
+        arguments.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -130,6 +130,7 @@ def test_an_environment_without_variables_of_interest_was_read_all_the_same(tmp_
     found = _found(path)
     assert [one.scope.worker for one in found if one.quantity is Q.ENVIRONMENT_READ] == ["pid=77"]
     assert [one.value for one in found if one.quantity is Q.TP] == [2]
+    assert [one.value for one in found if one.quantity is Q.NCCL_VERSION] == ["2.28.9"]
     assert "libnccl.so.2.28.9" in next(item.text for item in collected.items if item.name.endswith("libraries.txt"))
 
 

@@ -173,3 +173,58 @@ def test_nothing_of_a_secret_reaches_the_sink() -> None:
         "vllm serve org/m-1 --api-key sk-verysecret1 --hf-token=hf_verysecret2 -tp 2\nexport VLLM_API_KEY=verysecret3\n"
     )
     assert "verysecret" not in repr([(one.value, one.scope) for run in sink.runs() for one in run])
+
+
+def test_engines_started_from_python() -> None:
+    plain, spec, sglang = runs(
+        "from vllm import LLM\nllm = LLM(model='org/m-8b', tensor_parallel_size=2)\nllm = LLM(\n    model='org/m-8b',  # the target\n    tensor_parallel_size=2,\n"
+        "    speculative_config={'method': 'eagle3', 'model': 'org/h', 'num_speculative_tokens': 3},\n    max_num_seqs=args.batch,\n)\n"
+        "engine = sgl.Engine(model_path='org/m-8b', tp_size=4, speculative_algorithm='EAGLE3', speculative_num_steps=5)\n"
+    )
+    assert (plain.text(Q.ALGORITHM), plain.number(Q.TP)) == ("none", 2)
+    assert (spec.text(Q.ALGORITHM), spec.number(Q.STEPS), spec.all(Q.MAX_RUNNING)) == ("eagle3", 3, ())
+    assert (sglang.text(Q.ENGINE), sglang.number(Q.STEPS), sglang.number(Q.TP)) == ("sglang", 5, 4)
+
+
+def test_flags_with_dots() -> None:
+    run = only_run("vllm serve org/m-1 --speculative-config.method eagle3 --speculative-config.model org/h --speculative-config.num_speculative_tokens 3 "
+                   "--compilation-config.cudagraph_mode FULL\n")  # fmt: skip
+    assert (run.text(Q.ALGORITHM), run.number(Q.STEPS), run.text(Q.DRAFT_MODEL), run.text(Q.GRAPH_MODE)) == (
+        "eagle3",
+        3,
+        "org/h",
+        "full",
+    )
+
+
+def test_flags_as_a_list_of_bullets() -> None:
+    run = only_run(
+        "I use:\n\n- `--speculative-algorithm EAGLE3`\n- `--speculative-num-steps 3`\n- `--cuda-graph-max-bs 4`\n\nand it is slow.\n"
+    )
+    assert (run.text(Q.ALGORITHM), run.number(Q.STEPS), run.number(Q.GRAPH_MAX_REQUESTS)) == ("EAGLE3", 3, 4)
+
+
+def test_a_unit_file_and_a_batch_script() -> None:
+    unit = only_run(
+        '[Service]\nEnvironment="NCCL_PROTO=LL"\nEnvironment=NCCL_ALGO=Ring\nExecStart=/opt/bin/vllm serve org/m-7b --tensor-parallel-size 2\n'
+    )
+    assert {one.scope.name: one.value for one in unit.all(Q.VARIABLE_PLANNED)} == {
+        "NCCL_PROTO": "LL",
+        "NCCL_ALGO": "Ring",
+    }
+    assert unit.number(Q.TP) == 2
+    batch = only_run(
+        "srun --ntasks=8 \\\n  --export=ALL,NCCL_PROTO=LL \\\n  python -m sglang.launch_server --model-path org/m1 --tp 16\n"
+    )
+    assert (batch.text(Q.VARIABLE_PLANNED, name="NCCL_PROTO"), batch.number(Q.TP)) == ("LL", 16)
+
+
+def test_a_script_that_sets_its_path_is_no_environment_and_nul_bytes_alone_make_none() -> None:
+    run = only_run("PATH=$PATH:/opt/bin\nPATH=/usr/bin\nNCCL_PROTO=LL\n./start.sh\n")
+    assert run.all(Q.VARIABLE_PLANNED, name="NCCL_PROTO")
+    assert not run.all(Q.ENVIRONMENT_READ)
+    found = everything(
+        b"\0\0\0\0some words, NCCL_PROTO too\0more of a log that was rotated\nline two of it\nline three of the log\n"
+        + b"text\n" * 50
+    )
+    assert not [one for one in found if one.quantity is Q.ENVIRONMENT_READ]

@@ -252,3 +252,22 @@ def test_server_information_of_sglang() -> None:
         only_run(json.dumps(document | {"speculative_algorithm": None, "internal_states": []})).text(Q.ALGORITHM)
         == "none"
     )
+
+
+def test_lists_of_gpus_and_versions() -> None:
+    run = only_run(
+        "GPU models and configuration:\nGPU 0: NVIDIA H200\nGPU 1: NVIDIA H200\nNvidia driver version: 580.126.09\nvLLM Version: 0.26.1\n"
+    )
+    assert (run.text(Q.GPU), run.number(Q.NUM_GPUS), run.text(Q.DRIVER), run.text(Q.ENGINE_VERSION)) == (
+        "NVIDIA H200",
+        2,
+        "580.126.09",
+        "0.26.1",
+    )
+    assert only_run("GPU 0,1,2,3: NVIDIA A100-SXM4-80GB\n").number(Q.NUM_GPUS) == 4
+
+
+def test_a_dispatch_behind_which_nothing_comes_is_the_last_line() -> None:
+    dispatch = "b12x PCIe oneshot allreduce backend ready, first dispatch: shape=(1, 4096) dtype=bf16 bytes=8192\n"
+    assert only_run(dispatch + "\n\n").all(Q.LAST_LINE)
+    assert not only_run(dispatch + "and on it goes\n").all(Q.LAST_LINE)

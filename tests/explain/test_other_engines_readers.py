@@ -134,3 +134,11 @@ def test_numbers_of_a_metric_may_be_nonsense() -> None:
     assert not runs(
         "vllm:num_requests_running NaN\nvllm:num_requests_running 1e999\nvllm:num_requests_running{ 3\n"
     )
+
+
+def test_means_of_latency_histograms() -> None:
+    run = only_run(
+        'vllm:time_to_first_token_seconds_bucket{le="0.1"} 3\nvllm:time_to_first_token_seconds_sum{engine="0"} 2.0\nvllm:time_to_first_token_seconds_count{engine="0"} 10\n'
+        'vllm:inter_token_latency_seconds_sum{engine="0"} 1.2\nvllm:inter_token_latency_seconds_count{engine="0"} 100\n'
+    )
+    assert (run.number(Q.TTFT_MS), run.number(Q.CHUNK_MS)) == (pytest.approx(200.0), pytest.approx(12.0))

@@ -70,6 +70,10 @@ VARIATIONS = {
     "with Windows line ends": lambda text: text.replace("\n", "\r\n"),
     "coloured": lambda text: "".join(f"\x1b[32m{line}\x1b[0m\n" for line in text.splitlines()),
     "among other lines": _noise,
+    "from docker compose": lambda text: "".join(f"vllm-1  | {line}" for line in text.splitlines(keepends=True)),
+    "from Kubernetes": lambda text: "".join(f"2026-01-01T10:00:00.123456789Z {line}" for line in text.splitlines(keepends=True)),
+    "from journald": lambda text: "".join(f"Nov 30 09:26:01 host vllm[123]: {line}" for line in text.splitlines(keepends=True)),
+    "indented": lambda text: "".join(f"    {line}" for line in text.splitlines(keepends=True)),
     "with other line numbers": lambda text: re.sub(r"\[(\w+\.py):\d+\]", r"[\1:9999]", text),
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ import pytest
 from case_texts import CASES
 from reading import everything, only_run, runs, values
 
+from alula.profile.evidence import Label
 from alula.profile.quantities import Quantity as Q
 
 VLLM_BLOCK = """============ Serving Benchmark Result ============
@@ -181,3 +182,84 @@ def test_sentences_with_a_sweep() -> None:
     assert run.number(Q.PLAIN_TOKENS_PER_S) == 57.0
     assert [run.number(Q.SPEC_TOKENS_PER_S, steps=k) for k in (1, 2, 3)] == [40.6, 36.0, 32.7]
     assert [run.number(Q.TOKENS_PER_CYCLE, steps=k) for k in (1, 2, 3)] == [1.87, 2.5, 3.06]
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "spec", "steps"),
+    [
+        (
+            "Without speculation I get 82.2 tok/s (12.2 ms a step). With EAGLE-3 (2 steps) only 60.5 tok/s.",
+            82.2,
+            60.5,
+            2,
+        ),
+        ("baseline 222 tokens/s vs EAGLE3 159.8 tokens/s", 222.0, 159.8, None),
+        ("No spec: 47 t/s -> MTP: 31 t/s", 47.0, 31.0, None),
+        ("we see 26.51 tok/s base and 17.7 tok/s with MTP k=1", 26.51, 17.7, 1),
+    ],
+)
+def test_sentences_with_both_sides(text: str, plain: float, spec: float, steps: int | None) -> None:
+    run = only_run(text + "\n")
+    assert values(run, Q.PLAIN_TOKENS_PER_S) == [plain]
+    assert [(one.value, one.scope.steps) for one in run.all(Q.SPEC_TOKENS_PER_S)] == [(spec, steps)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["it runs at 60.5 tok/s\n", "INFO 05-15 03:22:11 [x.py:1] speculative module at 5 tok/s\n", "see issue 60 about tps without tests\n",
+     "accept length 0.5\n", "the download took 29 ms\n"],
+)  # fmt: skip
+def test_sentences_without_a_side_say_nothing(text: str) -> None:
+    assert not everything(text)
+
+
+def test_a_sentence_about_verify_and_acceptance() -> None:
+    run = only_run("Verify takes 29 ms, a plain step is 12.2 ms, and the acceptance length is 1.75.\n")
+    assert (run.number(Q.VERIFY_MS), run.number(Q.PLAIN_STEP_MS), run.number(Q.TOKENS_PER_CYCLE)) == (
+        29.0,
+        12.2,
+        1.75,
+    )
+
+
+def test_a_tree_in_the_words_of_a_row() -> None:
+    run = only_run(
+        "| Config | tokens/s |\n|---|---:|\n| base | 82.2 |\n| EAGLE3 (3,1,4) | 60.5 |\n| EAGLE3 (5,4,8) | 65.5 |\n"
+    )
+    assert {(one.scope.steps, one.scope.width): one.value for one in run.all(Q.SPEC_TOKENS_PER_S)} == {
+        (3, 4): 60.5,
+        (5, 8): 65.5,
+    }
+
+
+def test_latencies_by_side_are_runs() -> None:
+    plain, spec = runs(
+        "| setup | TPOT (ms) | acceptance length |\n|---|---|---|\n| no spec | 12.2 | - |\n| eagle3 k=2 | 16.5 | 1.75 |\n"
+    )
+    assert (plain.label, plain.number(Q.TOKEN_MS)) == (Label.BASELINE, 12.2)
+    assert (spec.label, spec.number(Q.TOKEN_MS), spec.number(Q.TOKENS_PER_CYCLE)) == (Label.SPECULATIVE, 16.5, 1.75)
+
+
+def test_llama_bench_tells_prompts_from_generation() -> None:
+    run = only_run(
+        "| model | size | backend | ngl | n_ubatch | test | t/s |\n| --- | ---: | --- | --: | ---: | ---: | ---: |\n| m 30B | 17 GiB | CUDA | 99 | 2 | pp512 | "
+        "111.52 ± 0.52 |\n| m 30B | 17 GiB | CUDA | 99 | 512 | pp512 | 4000.0 ± 1 |\n| m 30B | 17 GiB | CUDA | 99 | 512 | tg128 | 160.98 ± 0.52 |\n"
+    )
+    assert {one.scope.width: one.value for one in run.all(Q.FORWARD_MS)} == {2: pytest.approx(2000 / 111.52)}
+    assert run.number(Q.PLAIN_TOKENS_PER_S) == 160.98
+
+
+def test_acceptance_by_position_in_words() -> None:
+    run = only_run("mean length 1.036, per position 0.036 / 0.0006 / 0.000\n")
+    assert [run.number(Q.ACCEPTANCE, position=at) for at in range(3)] == [0.036, 0.0006, 0.0]
+    assert run.number(Q.TOKENS_PER_CYCLE) == 1.036
+    assert only_run("Position-0 acceptance is 10 % here\n").number(Q.ACCEPTANCE, position=0) == pytest.approx(0.1)
+
+
+def test_headings_say_which_side_a_block_is() -> None:
+    block = VLLM_BLOCK.split("---------------Speculative")[0] + "=" * 50 + "\n"
+    plain, spec = runs(
+        f"## Without speculation:\n\n```\n{block}```\n\n### EAGLE-3, k = 2\n\n```\n{block.replace('371.88', '300.00')}```\n"
+    )
+    assert (plain.label, plain.number(Q.TOKENS_PER_S)) == (Label.BASELINE, 371.88)
+    assert (spec.label, spec.number(Q.TOKENS_PER_S)) == (Label.SPECULATIVE, 300.0)

@@ -112,6 +112,34 @@ def test_marks_of_the_host_alone_are_followed_through_launches() -> None:
     assert only_run(trace.text()).number(Q.NUM_KERNELS, phase="verify") == 10
 
 
+def test_a_mark_on_two_streams_is_one_phase() -> None:
+    trace = TraceMaker()
+    for _ in range(6):
+        start = trace.now
+        trace.forward("step[TARGET_VERIFY bs=1]", num_kernels=50, kernel_us=40.0)
+        trace._event(
+            "gpu_user_annotation", "step[TARGET_VERIFY bs=1]", start + 500.0, trace.now - start - 490.0, {}
+        )
+        trace.idle(100.0)
+    run = only_run(trace.text())
+    found = run.first(Q.NUM_KERNELS, phase="verify")
+    assert found is not None
+    assert (found.value, found.num_samples) == (50, 6)
+
+
+def test_a_target_in_pieces() -> None:
+    trace = TraceMaker()
+    for _ in range(4):
+        start = trace.now
+        for _layer in range(20):
+            trace.forward(None, num_kernels=14, kernel_us=10.0, launch_us=30.0)
+            trace.forward(None, num_kernels=1, kernel_us=10.0, launch_us=None)
+        trace._event("gpu_user_annotation", "step[TARGET_VERIFY bs=1]", start, trace.now - start, {})
+    run = only_run(trace.text())
+    assert run.text(Q.GRAPH_MODE, phase="verify") == "piecewise"
+    assert run.yes(Q.GRAPH_REPLAYED, phase="verify") is False
+
+
 @pytest.mark.parametrize("size", [200, 1000, 5000])
 def test_pieces_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     text = sglang_cycles(4).text()

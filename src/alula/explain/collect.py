@@ -89,7 +89,14 @@ def collect(
     ]
     if url is not None:
         raw += [Item(f"server{page.path}.txt", page.body.decode("utf-8", "replace")) for page in fetch(url, note)]
-    items = [Item(one.name, redactor.text(one.text), redactor.text(one.problem)) for one in raw]
+    items = [
+        Item(
+            one.name,
+            redactor.text(one.text),
+            redactor.text(one.problem or ("" if one.text.strip() else "nothing in it")),
+        )
+        for one in raw
+    ]
     return Collected(tuple(items), redactor.num_replaced)
 
 

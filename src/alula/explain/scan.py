@@ -21,6 +21,11 @@ MAX_LINE_BYTES = 1 << 18  # a dump of all server arguments is 15 KB; longer line
 _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _ENTITY = re.compile(r"&(?:quot|lt|gt|amp|#\d{1,5}|#x[0-9a-fA-F]{1,4});")
 _QUOTE = re.compile(r"^(?:\s{0,3}>\s?)+")
+# What docker, docker compose, Kubernetes and journald put in front of a program's own line.
+_CONTAINER = re.compile(
+    r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,9}Z |[\w.\-]{1,60}-\d{1,3} +\| "
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,60} \S{1,60}\[\d+\]: )+"
+)
 _DIGITS = b"0123456789"
 _MAX_SHAPES, _MAX_SHAPE_BYTES = 50_000, 2048
 _BYTE_ORDERS = (
@@ -144,12 +149,17 @@ class _Markers:
         for name in names:
             root = next((one for one in self._roots if one in name), name)
             self._roots.setdefault(root, []).append(name)
+        self._letters = [bytes([letter]) for letter in sorted(set(b"".join(self._roots)))]
 
     def takers(self, shapes: Sequence[bytes]) -> list[tuple[int, ...]]:
         found: list[list[int]] = [[] for _ in shapes]
         alone: dict[int, int] = {}
         text = b"\n".join(shapes)
+        # A single byte is found thirty times as fast as a word: most markers fall here, since one of theirs is missing.
+        missing = b"".join(letter for letter in self._letters if letter not in text)
         for root, names in self._roots.items():
+            if len(root.translate(None, missing)) < len(root):
+                continue
             for row in _rows_with(text, root):
                 for name in names:
                     if name is root or name in shapes[row]:
@@ -185,10 +195,12 @@ def states(line: bytes) -> list[str]:
 
 
 def cleaned(line: bytes) -> str:
-    """A line as text: bad bytes replaced, quote marks of a reply and HTML entities of a web page taken away."""
+    """A line as text: bad bytes replaced; quote marks, HTML entities and what containers put in front taken away."""
     text = line.decode("utf-8", "replace")
     if ">" in text[:4]:
         text = _QUOTE.sub("", text)
+    if text[:1].isalnum() and (prefix := _CONTAINER.match(text)):
+        text = text[prefix.end() :]
     if "&" in text:
         text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
     return text.replace("\x00", "\n") if "\x00" in text else text

@@ -27,7 +27,7 @@ _FLASHINFER = re.compile(
 _REGISTERING = re.compile(r"Registering (\d{1,9}) cuda graph addresses")
 _IPC = re.compile(r"CUDA IPC is unavailable, falling back from \w+ to NCCL allreduce", re.I)
 _MNNVL = re.compile(r"(MNNVL AllReduce can't be enabled[^\n]*|falling back to AUTO strategy[^\n]*)", re.I)
-_ORDER = re.compile(r"Using \[([^\]]*)\] all-reduce backends(.{0,60})")
+_ORDER = re.compile(r"Using \[([^\]]*)\] all-reduce backends(?: \(([^)]{0,60})\))?")
 _CLAIMS = re.compile(
     r"(PCIe custom allreduce enabled[^\n]*|custom all-?reduce(?: status)?\s*[|:]?\s*(?:ON|ENGAGED|OFF"
     r"|DISABLED|enabled)\b[^\n]*"
@@ -51,7 +51,7 @@ _BACKENDS = {
 
 
 class AllReduceLines:
-    """Stateless but for the name."""
+    """One source's lines. A dispatch behind which nothing more was printed is where a run hangs."""
 
     name = READER
     markers: tuple[str, ...] = (
@@ -66,7 +66,13 @@ class AllReduceLines:
         "MNNVL",
     )
 
+    def __init__(self) -> None:
+        self._last: Place | None = None  # a dispatch, while no other line came
+
     def line(self, number: int, text: str, sink: Sink) -> bool:
+        if not text.strip():
+            return self._last is not None
+        self._last = None
         place = Place(sink, READER, number, text, engine_of(text))
         _refusals(place)
         _claims(place)
@@ -75,10 +81,12 @@ class AllReduceLines:
         if match := _DISPATCH.search(text):
             place.add(Q.ALLREDUCE_ENGAGED, True, name="flashinfer_pcie_ipc", num_bytes=int(match[1]))
             place.add(Q.ALLREDUCE_BYTES, int(match[1]))
-        return False
+            self._last = place
+        return self._last is not None
 
     def end(self, sink: Sink) -> None:
-        return
+        if self._last is not None:
+            self._last.add(Q.LAST_LINE, self._last.text.strip())
 
 
 def _refusals(place: Place) -> None:
@@ -103,7 +111,7 @@ def _claims(place: Place) -> None:
     if match := _ORDER.search(text):
         listed = [part.strip(" '\"") for part in match[1].split(",")]
         for name in [_BACKENDS.get(part, part.lower()) for part in listed if part]:
-            place.add(Q.ALLREDUCE_CLAIMED, f"listed {match[2].strip(' ()') or 'as usable'}", name=name)
+            place.add(Q.ALLREDUCE_CLAIMED, f"listed {match[2] or 'as usable'}", name=name)
     if match := _CLAIMS.search(text):
         place.add(Q.ALLREDUCE_CLAIMED, match[1].strip(" |"), name="custom")
     if match := _CUTOFF.search(text):

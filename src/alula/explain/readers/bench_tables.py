@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 
-from alula.explain.readers.found import Place, number
+from alula.explain.readers.found import LOG_START, Place, number
+from alula.explain.readers.labels import side_of
 from alula.explain.readers.tables import key_value
 from alula.explain.sink import Sink
+from alula.profile.evidence import Label
 from alula.profile.quantities import Quantity
 
 READER = "benchmark results"
@@ -20,6 +22,7 @@ _HEADER = re.compile(
 _END = re.compile(r"^\s*={20,}\s*$")
 _LINE = re.compile(r"^\s*([A-Za-z][^:|]*?(?:\([^)]*\))?[^:|]*):\s+(\S.*?)\s*$")
 _MAX_LINES = 120
+_HEADING_LINES, _HEADING_CHARS = 6, 100  # a heading stands close above its block and is short
 # Lower-case label -> quantity and factor.
 _LABELS: dict[str, tuple[Quantity, float]] = {
     "output token throughput (tok/s)": (Q.TOKENS_PER_S, 1.0),
@@ -59,15 +62,31 @@ _POSITION = re.compile(r"^position (\d{1,3})$")
 
 
 class BenchTables:
-    """One source's blocks. The second block without a run in between begins a run."""
+    """One source's blocks. The second block without a run in between begins a run, and so does one whose heading names
+    a side ("## Without speculation")."""
 
     name = READER
-    markers: tuple[str, ...] = ("Benchmark Result", "| ")
+    markers: tuple[str, ...] = (
+        "Benchmark Result",
+        "| ",
+        "aseline",
+        "ithout",
+        "o spec",
+        "peculat",
+        "EAGLE",
+        "eagle",
+        "Eagle",
+        "MTP",
+    )
 
     def __init__(self) -> None:
         self._block: list[tuple[int, str]] | None = None
         self._runs_before: int | None = None
-        self._in_rows = False
+        self._heading: tuple[int, Quantity | None] = (
+            -_HEADING_LINES - 1,
+            None,
+        )  # line, side of the last short line
+        self._side: Quantity | None = None  # that the heading of the block under way names
 
     def line(self, number: int, text: str, sink: Sink) -> bool:
         if self._block is not None:
@@ -81,7 +100,10 @@ class BenchTables:
                 return True
         if _HEADER.search(text):
             self._block = []
+            self._side = self._heading[1] if number - self._heading[0] <= _HEADING_LINES else None
             return True
+        if len(text) <= _HEADING_CHARS and (side := side_of(text)) is not None and not LOG_START.match(text):
+            self._heading = (number, side)
         return self._row(number, text, sink)
 
     def _row(self, line: int, text: str, sink: Sink) -> bool:
@@ -104,7 +126,10 @@ class BenchTables:
                 found.append((line, text, match[1].strip().lower(), match[2]))
         if not any(label in _LABELS for _, _, label, _ in found):
             return
-        if self._runs_before == sink.num_runs:
+        if self._side is not None:
+            label = Label.BASELINE if self._side is Q.PLAIN_TOKENS_PER_S else Label.SPECULATIVE
+            sink.begin_run(label=label)
+        elif self._runs_before == sink.num_runs:
             sink.begin_run()
         self._emit(sink, found)
         self._runs_before = sink.num_runs

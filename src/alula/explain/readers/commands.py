@@ -46,6 +46,7 @@ _SPECULATIVE_FLAG = re.compile(
     r"-{1,2}(?:spec|draft|md\b|model-draft|num-speculative|O\.|enable-mtp|extra_llm_api)", re.I
 )
 _IN_FRONT = re.compile(r"(?:[A-Z][A-Z0-9_]*=\S*\s+)+\\$")  # variables on lines of their own, in front of a command
+_BULLET = re.compile(r"^\s*(?:[-*•+]|\d+[.)])\s+")
 _VALUE = re.compile(r"-?(?:\d|\.\d)")
 _CUT = re.compile(r"…|\.\.\.")
 _NOISE = re.compile(r"key|token$|secret|password|api[-_]?key", re.I)
@@ -136,7 +137,7 @@ class Commands:
         self._closed = True  # the last held line did not end in a backslash
 
     def line(self, number: int, text: str, sink: Sink) -> bool:
-        stripped = text.strip().strip("`").strip()
+        stripped = _BULLET.sub("", text.replace("`", " ")).strip()
         if self._held:
             if self._goes_on(stripped):
                 self._hold(stripped)
@@ -240,7 +241,8 @@ def _client(place: Place, tokens: Sequence[str], program: str) -> None:
 
 def _variables(place: Place, tokens: Sequence[str]) -> None:
     """`NAME=value` in front of a command or behind docker's -e; `$NAME` and foreign variables are left out."""
-    for token in tokens:
+    exported = [part for token in tokens if token.startswith("--export=") for part in token[9:].split(",")]
+    for token in (*tokens, *exported):
         name, equals, value = token.partition("=")
         if equals and NAME.fullmatch(name):
             add_variable(place, Q.VARIABLE_PLANNED, name, value)

@@ -13,11 +13,14 @@ Q = Quantity
 _GPU = re.compile(r"^GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f:.]+)\s*$")
 _PAIR = re.compile(r"^(\s*)([A-Za-z][\w /\-]*?)\s*:\s*(.*?)\s*$")
 _SECTION = re.compile(r"^(\s*)([A-Z][\w /\-]*?)\s*$")
-_DRIVER = re.compile(r"Driver Version:?\s*:?\s*(\d[\d.]+)")
+_DRIVER = re.compile(r"(?:Driver Version|[Nn]vidia driver version|CUDA Driver Version):?\s*:?\s*(\d[\d.]+)")
 _CUDA = re.compile(r"CUDA Version:?\s*:?\s*(\d[\d.]+)")
 _NAME_ROW = re.compile(
     r"^\|\s+(\d{1,3})\s+((?:NVIDIA|Tesla|Quadro|GeForce|RTX)[\w .\-]*?)\s{2,}.*?(WDDM|TCC|MCDM|On|Off|N/A)?\s*\|"
 )
+_LISTED = re.compile(
+    r"^\s*GPU (?:[\d,]+,)?(\d{1,3}): ([A-Z][\w .\-/]*?)(?: \(UUID.*)?\s*$"
+)  # nvidia-smi -L, collect_env
 _LOAD_ROW = re.compile(r"(\d{1,3})C\s+P\d+\s+(\d+)W / +(\d+)W \|.*?(\d{1,3})%")
 _REASONS = re.compile(
     r"(?:Idle|Applications Clocks Setting|SW Power Cap|SW Power Capping|HW Slowdown|HW Thermal Slowdown|"
@@ -40,6 +43,9 @@ class GpuState:
 
     name = READER
     markers: tuple[str, ...] = (
+        "(UUID:",
+        "GPU 0",
+        "driver version",
         "NVSMI LOG",
         "GPU 0000",
         "Driver Version",
@@ -58,10 +64,11 @@ class GpuState:
         self._path: list[tuple[int, str]] = []
         self._columns: list[str] = []
         self._blank = 0
+        self._num_listed = 0
 
     def line(self, number: int, text: str, sink: Sink) -> bool:
         place = Place(sink, READER, number, text)
-        if "clocks." in text or "power.draw" in text or (text.startswith("# gpu") and "pwr" in text):
+        if "clocks." in text or "power.draw" in text or (text.lstrip().startswith("# gpu") and "pwr" in text):
             return self._header(text)
         if (
             "NVSMI LOG" in text
@@ -75,7 +82,7 @@ class GpuState:
         return self._goes_on(place)
 
     def _header(self, text: str) -> bool:
-        if text.startswith("#"):
+        if text.lstrip().startswith("#"):
             self._mode, self._columns = "dmon", text.lstrip("# ").split()
         else:
             self._mode, self._columns = "csv", [part.strip() for part in text.split(",")]
@@ -96,6 +103,9 @@ class GpuState:
             place.add(Q.DRIVER, match[1])
         if match := _CUDA.search(place.text):
             place.add(Q.CUDA, match[1])
+        if match := _LISTED.match(place.text):
+            place.add(Q.GPU, match[2].strip())
+            self._num_listed = max(self._num_listed, int(match[1]) + 1)
 
     def _query(self, place: Place) -> bool:
         text = place.text
@@ -169,7 +179,7 @@ class GpuState:
         return text.lstrip()[:1] in ("|", "+", "")
 
     def _dmon(self, place: Place) -> bool:
-        if place.text.startswith("#"):
+        if place.text.lstrip().startswith("#"):
             return True
         cells = place.text.split()
         if len(cells) != len(self._columns) or not cells[0].isdecimal():
@@ -202,4 +212,5 @@ class GpuState:
         return True
 
     def end(self, sink: Sink) -> None:
-        return
+        if self._num_listed:
+            Place(sink, READER, None, "a list of GPUs").add(Q.NUM_GPUS, self._num_listed)

@@ -49,6 +49,13 @@ _CATEGORIES = {
     "eagle_draft_extend": Q.EXTEND_MS,
     "decode": Q.PLAIN_STEP_MS,
 }
+_HISTOGRAMS = {  # their sum over their count is a mean since the server started
+    "time_per_output_token_seconds": Q.TOKEN_MS,
+    "request_time_per_output_token_seconds": Q.TOKEN_MS,
+    "inter_token_latency_seconds": Q.CHUNK_MS,
+    "time_to_first_token_seconds": Q.TTFT_MS,
+    "e2e_request_latency_seconds": Q.REQUEST_MS,
+}
 _ENGINES = {
     "sglang": "sglang",
     "vllm": "vllm",
@@ -81,6 +88,8 @@ class MetricsText:
         place = Place(sink, READER, number, text, engine)
         if name in _GAUGES:
             _gauge(place, _GAUGES[name], value)
+        elif name.removesuffix("_sum").removesuffix("_count") in _HISTOGRAMS:
+            self._counters.setdefault((engine, name, ""), {})[match[4] or ""] = (value, number, text)
         elif name in _COUNTERS:
             label = labels.get("position") or labels.get("category") or ""
             self._counters.setdefault((engine, _COUNTERS[name], label), {})[match[4] or ""] = (value, number, text)
@@ -112,6 +121,10 @@ class MetricsText:
                 if label.isdecimal() and share <= 1.0:
                     self._place(sink, engine, kind, label).add(Q.ACCEPTANCE, share, position=int(label[:4]))
         self._phases(sink, engine)
+        for name, quantity in _HISTOGRAMS.items():
+            seconds, count = self._total(engine, f"{name}_sum"), self._total(engine, f"{name}_count")
+            if seconds and count:
+                self._place(sink, engine, f"{name}_sum").add(quantity, 1000.0 * seconds / count)
 
     def _phases(self, sink: Sink, engine: str) -> None:
         for category, quantity in _CATEGORIES.items():

@@ -23,6 +23,7 @@ _BARE = re.compile(r"\bNCCL (INFO|WARN) (.*)")
 _SET = re.compile(r"\b((?:NCCL|RCCL)_[A-Z0-9_]+) set by environment to (.+?)\.?\s*(?:\[repeated .*)?$")
 _RANK = re.compile(r"\brank (\d{1,6}) n[rR]anks (\d{1,6})\b")
 _VERSION = re.compile(r"NCCL version ([\d.]+(?:\+\S+)?)")
+_LIBRARY = re.compile(r"/libnccl\.so\.(\d+\.\d+\.\d+)\b")
 _CHANNEL = re.compile(
     r"Channel \d+(?:/\w+)? ?: (\d+)\[\w+\] -> (\d+)\[\w+\] (?:\[\w+\] )?via (P2P|SHM|NET|COLLNET|NVLS)(\S*)"
 )
@@ -77,7 +78,7 @@ class NcclLog:
     """One source's NCCL lines. Everything of a process is given at the end, when its rank is known."""
 
     name = READER
-    markers: tuple[str, ...] = ("NCCL ", "Func/Proto/Algo", "Bytes -> ", "nccl.conf")
+    markers: tuple[str, ...] = ("NCCL ", "Func/Proto/Algo", "Bytes -> ", "nccl.conf", "libnccl.so.")
 
     def __init__(self) -> None:
         self._processes: dict[str, _Process] = {}
@@ -99,6 +100,8 @@ class NcclLog:
             self._message(Place(sink, READER, number, text), self._process("", number, text), bare[1], bare[2])
         elif "Bytes -> " in text:
             self._tuning(Place(sink, READER, number, text), text)
+        elif mapped := _LIBRARY.search(text):
+            Place(sink, READER, number, text).add(Q.NCCL_VERSION, mapped[1])
         return False
 
     def _process(self, key: str, number: int, text: str) -> _Process:

@@ -10,7 +10,7 @@ from alula.profile.quantities import Quantity
 
 READER = "nccl-tests"
 Q = Quantity
-_HEAD = re.compile(r"^#\s+size\s+count\s+type")
+_HEAD = re.compile(r"^\s*#\s+size\s+count\s+type")
 _DEVICE = re.compile(r"#\s+Rank\s+(\d+)\s+.*?device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
 _ROW = re.compile(
     r"^\s*(\d{1,15})\s+(\d{1,15})\s+(\w+)\s+(?:(\w+)\s+)?(?:-?\d+\s+)?([\d.]+)\s+([\d.]+)\s+([\d.]+)\s"
@@ -35,9 +35,9 @@ class NcclTests:
             self._in_table = True
             return True
         if not self._in_table:
-            return text.startswith("#")
+            return text.lstrip().startswith("#")
         if text.lstrip().startswith("#") or not text.strip():
-            return not text.startswith("# Avg")
+            return not text.lstrip().startswith("# Avg")
         match = _ROW.match(text)
         if match is None:
             self._in_table = False

@@ -16,7 +16,9 @@ from alula.explain.readers.nccl_log import NcclLog
 from alula.explain.readers.nccl_tests import NcclTests
 from alula.explain.readers.profiler_lines import ProfilerLines
 from alula.explain.readers.protocol import LineReader, StreamReader
+from alula.explain.readers.python_calls import PythonCalls
 from alula.explain.readers.records import RecordsReader
+from alula.explain.readers.sentences import Sentences
 from alula.explain.readers.sglang_log import SglangLog
 from alula.explain.readers.tables import Tables
 from alula.explain.readers.tensorrt_llm import TensorRtLines
@@ -28,6 +30,7 @@ from alula.explain.readers.vllm_log import VllmLog
 # since one is complete only when the line behind it is seen.
 LINE_READERS: tuple[type[LineReader], ...] = (
     Commands,
+    PythonCalls,
     SglangLog,
     VllmLog,
     TensorRtLines,
@@ -36,6 +39,7 @@ LINE_READERS: tuple[type[LineReader], ...] = (
     BenchTables,
     Tables,
     BenchLines,
+    Sentences,
     ProfilerLines,
     AllReduceLines,
     NcclLog,

@@ -106,6 +106,7 @@ _SPECULATIVE = {  # inside vLLM's and TensorRT-LLM's speculative_config
     "draft_tensor_parallel_size": Q.DRAFT_TP,
     "quantization": Q.DRAFT_QUANTIZATION,
 }
+_NESTED = ("speculative_config", "compilation_config")
 _NUMBERS = {Q.TP, Q.DP, Q.EP, Q.STEPS, Q.TOPK, Q.NUM_DRAFT_TOKENS, Q.MAX_RUNNING, Q.GRAPH_MAX_REQUESTS, Q.DRAFT_TP}
 _YES_OR_NO = {Q.GRAPHS_DISABLED, Q.CUSTOM_ALLREDUCE_DISABLED}
 _PHASES_OF_BACKENDS = {
@@ -126,7 +127,11 @@ _INTEREST = re.compile(
 def add_setting(place: Place, engine: str, name: str, value: Any) -> None:
     """One setting of an engine as evidence: its quantity, or a flag if it is of interest. `value` as parsed."""
     key = name.strip("-").replace("-", "_").lower()
-    special = _SPECIAL.get((engine, key)) or _SPECIAL.get(("", key))
+    head, dot, inner = key.partition(".")
+    if dot and head in _NESTED:  # --speculative-config.method eagle3
+        _nested(place, engine, head, inner, value)
+        return
+    special = _SPECIAL.get((engine, key))
     if special is not None:
         special(place, engine, value)
         return
@@ -185,6 +190,19 @@ def _speculative_config(place: Place, engine: str, value: Any) -> None:
             _add(place, quantity, one)
         elif one is not None:
             place.add(Q.FLAG, flag_value(one), name=f"speculative_config.{name}")
+
+
+def _nested(place: Place, engine: str, head: str, inner: str, value: Any) -> None:
+    """One field of a nested config, given as a flag of its own."""
+    quantity = _SPECULATIVE.get(inner) if head == "speculative_config" else None
+    if head == "compilation_config":
+        _compilation_config(place, engine, {inner: value})
+    elif quantity is Q.ALGORITHM:
+        _algorithm(place, value)
+    elif quantity is not None:
+        _add(place, quantity, value)
+    elif value is not None:
+        place.add(Q.FLAG, flag_value(value), name=f"{head}.{inner}")
 
 
 def _compilation_config(place: Place, engine: str, value: Any) -> None:
@@ -260,8 +278,6 @@ _SPECIAL: dict[tuple[str, str], Callable[[Place, str, Any], None]] = {
     ("vllm", "compilation_config"): _compilation_config,
     ("vllm", "o"): _compilation_config,
     ("vllm", "cudagraph_mode"): _graph_mode,
-    ("vllm", "o.cudagraph_mode"): _graph_mode,
-    ("vllm", "compilation_config.cudagraph_mode"): _graph_mode,
     ("vllm", "cudagraph_capture_sizes"): _graph_tokens,
     ("vllm", "cuda_graph_sizes"): _graph_tokens,
     ("vllm", "max_cudagraph_capture_size"): _graph_tokens,

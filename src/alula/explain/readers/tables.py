@@ -14,6 +14,7 @@ import msgspec
 from alula.explain.readers.found import Place, number
 from alula.explain.readers.labels import Meaning, meaning_of, side_of
 from alula.explain.sink import Sink
+from alula.profile.evidence import Label
 from alula.profile.quantities import Quantity
 
 READER = "tables"
@@ -21,7 +22,10 @@ Q = Quantity
 _MAX_COLUMNS, _MAX_ROWS, _MAX_VARIANT, _MAX_HEAD = 64, 5000, 80, 48
 _RULE = re.compile(r"^[\s|│┃+\-=:─━┼┿╪├┤┬┴┌┐└┘╞╡]+$")
 _TRIPLE = re.compile(r"^\(?\s*(\d{1,3})\s*[,/]\s*(\d{1,3})\s*[,/]\s*(\d{1,4})\s*\)?$")
+_TRIPLE_IN_LABEL = re.compile(r"\(\s*(\d{1,3})\s*[,/]\s*(\d{1,3})\s*[,/]\s*(\d{1,4})\s*\)")
 _STEPS_IN_LABEL = re.compile(r"\b(?:k|n|mtp|steps|depth|num_speculative_tokens|draft)[ \-=:]*?(\d{1,2})\b", re.I)
+_PLAIN_TEST = re.compile(r"\|\s*tg\d+\s*\|")  # llama-bench: text generation, one token at a time
+_MAX_VERIFY_ROWS = 256  # of a forward in a sweep; more is a prompt
 _LOAD_IN_HEAD = re.compile(r"\b(?:bs|c|batch|conc(?:urrency)?)[ =]?(\d{1,5})\b", re.I)
 _VARIABLE_IN_LABEL = re.compile(r"\b[A-Z]+_[A-Z_]+=\S+")
 _RATES = (Q.TOKENS_PER_S, Q.PLAIN_TOKENS_PER_S, Q.SPEC_TOKENS_PER_S)
@@ -77,11 +81,19 @@ class Tables:
         if scope is None:
             return
         side = _side(words, scope)
+        if side is not None and not self._has_rates():
+            label = Label.BASELINE if side is Q.PLAIN_TOKENS_PER_S else Label.SPECULATIVE
+            place.sink.begin_run(label=label, name=words[:_MAX_VARIANT])
         for meaning, head, cell in zip(self._header, self._heads, cells, strict=True):
             if meaning is not None and meaning.quantity is not None and meaning.axis is None:
                 _value(place, meaning, head, cell, scope, side)
         if "batch" in scope and any(one and one.quantity is Q.CONCURRENCY for one in self._header):
             place.add(Q.CONCURRENCY, int(str(scope["batch"])))
+
+    def _has_rates(self) -> bool:
+        """Whether the table has a column whose quantity itself says which side a row is."""
+        sided = (Q.TOKENS_PER_S, Q.STEP_MS)
+        return any(one is not None and one.quantity in sided for one in self._header)
 
     def end(self, sink: Sink) -> None:
         return
@@ -98,8 +110,11 @@ def _value(
     if value is None or quantity is None:
         return
     factor = 0.01 if quantity is Q.ACCEPTED_PER_DRAFTED and ("%" in cell or value > 1.0) else meaning.factor
+    if quantity is Q.TOKENS_PER_S and _PLAIN_TEST.search(place.text):
+        place.add(Q.PLAIN_TOKENS_PER_S, value)
+        return
     if quantity is Q.TOKENS_PER_S and "width" in scope and "variant" not in scope:
-        if value > 0:
+        if 0 < int(str(scope["width"])) <= _MAX_VERIFY_ROWS and value > 0:
             place.add(Q.FORWARD_MS, 1000.0 * float(str(scope["width"])) / value, phase="verify", **scope)
         return
     column_side = side_of(head)
@@ -140,6 +155,8 @@ def _coordinates(
         elif number(plain) is None or (meaning is None or meaning.axis == "label"):
             words.append(plain)
     text = " ".join(words)
+    if "steps" not in scope and (match := _TRIPLE_IN_LABEL.search(text)):
+        scope |= {"steps": int(match[1]), "width": int(match[3]), "variant": match[0].strip("() ")}
     if "steps" not in scope and (match := _STEPS_IN_LABEL.search(text)):
         scope["steps"] = int(match[1])
     if match := _VARIABLE_IN_LABEL.search(text):

@@ -138,7 +138,7 @@ def _graphs(place: Place, data: TraceData, one: Occurrence, at: dict[str, object
     for correlation in one.graphs:
         if (launch := data.graph_launches.get(correlation)) is not None:
             place.sample(Q.GRAPH_LAUNCH_MS, launch[1], **at)
-    if len(one.graphs) >= 4 and not one.replayed:
+    if one.piecewise:
         place.add(Q.GRAPH_MODE, "piecewise", phase=one.span.phase)
 
 

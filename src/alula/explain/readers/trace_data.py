@@ -14,7 +14,8 @@ import msgspec
 from alula.explain.readers.trace_events import Event
 from alula.explain.readers.trace_kernels import Family, family_of
 
-MAX_KERNELS = 3_000_000  # of one rank; 40 bytes each
+MAX_KERNELS = 2_000_000  # of one rank; 29 bytes each, and as much again while they are sorted
+MAX_LAUNCHES = 1_000_000
 MAX_SPANS = 500_000
 _GPU_WORK = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"}
 _RUNTIME = {"cuda_runtime", "cuda_driver", "Runtime"}
@@ -142,9 +143,9 @@ class TraceData:
             correlation = _whole(_kernel_arguments(event.args).correlation)
         except (msgspec.DecodeError, RecursionError):
             return
-        if is_graph:
+        if is_graph and len(self.graph_launches) < MAX_LAUNCHES:
             self.graph_launches[correlation] = (event.ts, event.dur / 1000.0)
-        if len(self.launches) < MAX_KERNELS:
+        if len(self.launches) < MAX_LAUNCHES:
             self.launches[correlation] = event.ts
 
     def _span(self, event: Event, on_device: bool) -> None:
@@ -174,7 +175,12 @@ class TraceData:
         spans.sort(key=lambda one: (one.start, -one.end))
         kept: list[Span] = []
         for span in spans:
-            if not kept or span.end > kept[-1].end:  # else inside: the draft model's own forward in "draft", say
+            last = kept[-1] if kept else None
+            if last is None or span.start >= last.end:
+                kept.append(span)
+            elif span.phase == last.phase:  # the same mark on a second stream
+                kept[-1] = msgspec.structs.replace(last, end=max(last.end, span.end))
+            elif span.end > last.end:  # else inside: the draft model's own forward in "draft", say
                 kept.append(span)
         return kept
 

@@ -16,6 +16,7 @@ import msgspec
 
 from alula.explain.readers.trace_data import Rank, Span, TraceData
 
+_PIECES = 8  # a draft of several steps has a few full graphs; a target in pieces has one a layer
 _FROM_GRAPH = 0.9  # of an occurrence's kernels
 _MAX_OCCURRENCES = 100_000
 
@@ -47,8 +48,14 @@ class Occurrence(msgspec.Struct):
         return (self.end - self.start) / 1000.0
 
     @property
+    def piecewise(self) -> bool:
+        """Many graphs with kernels between them: a layer's attention runs eagerly between pieces."""
+        return len(self.graphs) >= _PIECES and self.num_graph_kernels < self.num_kernels
+
+    @property
     def replayed(self) -> bool:
-        return self.num_graph_kernels >= _FROM_GRAPH * self.num_kernels
+        """Whether (nearly) all of it came from full graphs."""
+        return self.num_graph_kernels >= _FROM_GRAPH * self.num_kernels and not self.piecewise
 
 
 def occurrences(data: TraceData, rank: Rank) -> list[Occurrence]:

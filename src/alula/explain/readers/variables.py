@@ -47,7 +47,7 @@ _BARE = re.compile(rf"^({NAME.pattern})=(.*)$")
 _PLANNED = (
     re.compile(
         r"(?:^|[\s;&])(?:export|ENV|-e|--env|setenv|declare -x"
-        rf"|Environment=)[ =]+[\"']?({NAME.pattern})[= ]{_VALUE}"
+        rf"|Environment)[ =]+[\"']?({NAME.pattern})[= ]{_VALUE}"
     ),
     re.compile(rf"^\s*-\s+[\"']?({NAME.pattern})\s*=\s*{_VALUE}"),  # a YAML list
     re.compile(rf"^\s*({NAME.pattern}):\s+{_VALUE}\s*(?:#.*)?$"),  # a YAML map
@@ -64,6 +64,7 @@ OF_A_COMMAND = re.compile(
     r"|trtllm-(?:serve|bench)\b"
     r"|\bllama-(?:server|cli|bench|speculative)|\b(?:mpirun|srun|torchrun)\s|vllm\.entrypoints|\bvllm bench\b"
 )
+_ASSIGNS = re.compile(r"[A-Za-z_][\w.%()]*=")
 _OF_A_PROCESS = re.compile(r"^(?:PATH|HOME|PWD|HOSTNAME|SHLVL|LOGNAME|USER|OLDPWD)=")
 _PID = re.compile(r"(?:proc/|pid[=_-]?)(\d{1,10})(?:/environ)?")
 _MAX_HELD = 2000
@@ -88,16 +89,16 @@ class Variables:
     def __init__(self) -> None:
         self._planned: list[_Assignment] = []
         self._bare: list[_Assignment] = []
-        self._is_process = False
+        self._of_a_process: set[str] = set()  # names that every environment has, and a script seldom two of
         self._num_runs = 0
 
     def line(self, number: int, text: str, sink: Sink) -> bool:
         if sink.num_runs > self._num_runs:
             self._give(sink)
-        if "\n" in text:  # a NUL-separated block: /proc/PID/environ
+        if "\n" in text:  # NUL bytes: /proc/PID/environ, or a log that was cut by rotation
             self._block(number, text, sink)
-        elif _OF_A_PROCESS.match(text):
-            self._is_process = True
+        elif (match := _OF_A_PROCESS.match(text)) and "$" not in text:
+            self._of_a_process.add(match[0])
         elif text.rstrip().endswith("\\") or OF_A_COMMAND.search(text):
             return False  # part of a command, which reads its own variables
         elif match := _BARE.match(text):
@@ -111,9 +112,12 @@ class Variables:
         return False
 
     def _block(self, number: int, text: str, sink: Sink) -> None:
+        parts = [part for part in text.split("\n") if part]
+        if sum(_ASSIGNS.match(part) is not None for part in parts) * 5 < len(parts) * 4:
+            return
         worker = _worker(sink.source)
         Place(sink, READER, number, "a whole environment").add(Quantity.ENVIRONMENT_READ, True, worker=worker)
-        for one in text.split("\n"):
+        for one in parts:
             if (found := _BARE.match(one)) and one != COLLECTED:
                 place = Place(sink, READER, number, one)
                 add_variable(place, Quantity.VARIABLE_SEEN, found[1], found[2], worker=worker)
@@ -125,12 +129,13 @@ class Variables:
         self._planned.clear()
 
     def end(self, sink: Sink) -> None:
-        if not self._is_process:
+        is_process = len(self._of_a_process) > 1
+        if not is_process:
             self._planned += self._bare
             self._bare.clear()
         self._give(sink)
         worker = _worker(sink.source)
-        if self._is_process:
+        if is_process:
             Place(sink, READER, None, "a whole environment").add(Quantity.ENVIRONMENT_READ, True, worker=worker)
         for one in self._bare:
             place = Place(sink, READER, one.line, one.text)

@@ -21,7 +21,7 @@ _MAX_WRAPPED, _MAX_DUMP = 400, 1 << 17
 _SHORTEST_DUMP = 400  # characters; a shorter line is not a whole config
 _CONFIG, _ARGUMENTS = "with config:", "non-default args:"
 _ENGINE_START = "LLM engine (v"  # stands in front of a config; a terminal may have broken the line between them
-_VERSION = re.compile(r"LLM engine \(v([^)\s]+)\)|vLLM API server version v?(\d[\w.+\-]*)")
+_VERSION = re.compile(r"LLM engine \(v([^)\s]+)\)|(?:vLLM API server version|vLLM Version\s*:) v?(\d[\w.+\-]*)")
 _MODE = re.compile(r"CUDAGraphMode\.(\w+) is not (?:supported|compatible).*?setting cudagraph_mode=([\w.]+)")
 _CAPTURING = re.compile(
     r"Capturing (?:(<?\w+>?) )?(?:CUDA graphs?|cudagraphs?)(?: shapes)?(?: \(([^)]*)\))?(?:[^:]*:\s*(.*))?"
@@ -73,6 +73,7 @@ class VllmLog:
         "Unknown vLLM environment",
         "Copying the following environment",
         "vLLM API server version",
+        "vLLM Version",
         "Application startup complete",
         "aux",
         "EngineCore ",
