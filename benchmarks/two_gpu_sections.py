@@ -212,11 +212,14 @@ def _served(llm: LLM, source: ModelSource, scale: Scale, steps: int) -> dict[str
 
 
 def exact(section: Section, scale: Scale, folder: Path) -> None:
-    """Tokens of 32 prompts with and without speculation over two ranks, greedy and seeded; fp32 logits of two ranks
-    against one."""
+    """Tokens of 32 prompts with and without speculation over two ranks, greedy and seeded."""
     source = scale.source("llama-3.1-8b", folder)
     section.part("bf16_tokens", lambda: _exact_tokens(source, scale))
-    section.part("fp32_against_one_rank", lambda: _against_one_rank(scale, folder))
+
+
+def one_rank(section: Section, scale: Scale, folder: Path) -> None:
+    """fp32: tokens and log probabilities of two ranks against one's."""
+    section.part("fp32", lambda: _against_one_rank(scale, folder))
 
 
 def _exact_tokens(source: ModelSource, scale: Scale) -> dict[str, Any]:

@@ -22,8 +22,9 @@ import two_gpu_sections as sections
 from gpu_report import Report, clocks, machine
 from two_gpu_scale import DRY, Scale
 
-COLLECTIVES, EIGHT, SEVENTY, PLANS, EXACT, FAULTS = "collectives", "8b", "70b", "plans", "exact", "faults"
-SECTIONS = (COLLECTIVES, EIGHT, PLANS, EXACT, FAULTS, SEVENTY)
+COLLECTIVES, EIGHT, SEVENTY, PLANS = "collectives", "8b", "70b", "plans"
+EXACT, ONE_RANK, FAULTS = "exact", "one_rank", "faults"
+SECTIONS = (COLLECTIVES, EIGHT, PLANS, EXACT, ONE_RANK, FAULTS, SEVENTY)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
             SEVENTY: partial(sections.shape, name="llama-3.1-70b"),
             PLANS: sections.plans,
             EXACT: sections.exact,
+            ONE_RANK: sections.one_rank,
             FAULTS: sections.faults,
         }
         for name in (name for name in SECTIONS if name in options.only):

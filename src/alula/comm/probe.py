@@ -111,10 +111,11 @@ def probe_input(call: CollectiveCall, rank: int) -> Tensor:
 
 
 def run_sum_onto(backend: Any, x: Tensor) -> Tensor:
-    """The new stream, then it times the norm's weight, then its squares in one column, side by side."""
+    """The new stream, then it times the norm's weight, then its mean square in one column, side by side: the sum of
+    squares is more than fp16 can hold."""
     stream: Stream = backend.sum_onto(x, residual_of(x), norm_of(x))
     assert stream.normed.squares_RC is not None
-    squares_R1 = stream.normed.squares_RC.sum(-1, keepdim=True).to(x.dtype)
+    squares_R1 = (stream.normed.squares_RC.sum(-1, keepdim=True) / x.shape[1]).to(x.dtype)
     return torch.cat((stream.x_RH, stream.normed.value_RI, squares_R1), -1)
 
 
@@ -151,7 +152,7 @@ def _sum_onto_error(result: Tensor, call: CollectiveCall, inputs: list[Tensor]) 
     """Against float64 with room for the roundings on the way: of the sum, of the stream, of what is made of it."""
     exact = torch.stack([x.to(torch.float64) for x in inputs]).sum(0) + residual_of(inputs[0]).to(torch.float64)
     weight = norm_of(inputs[0]).weight_H.to(torch.float64)
-    expected = torch.cat((exact, exact * weight, exact.square().sum(-1, keepdim=True)), -1)
+    expected = torch.cat((exact, exact * weight, exact.square().mean(-1, keepdim=True)), -1)
     unit = (call.num_ranks + 3) * _UNITS[call.dtype]
     if torch.allclose(result.to(torch.float64), expected, rtol=2 * unit, atol=64 * unit):
         return None

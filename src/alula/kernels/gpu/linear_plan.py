@@ -9,8 +9,9 @@ import msgspec
 
 from alula.kernels.gpu.modes import ADDING, GATED, QKV
 
-# Up to so many inputs a program holds its share of the weights in registers before its turn comes...
-RESIDENT_INPUTS = 2048
+# Up to so many bytes of inputs a program holds its share of the weights in registers before its turn comes (beyond it,
+# on the way there, more than a multiprocessor's shared memory)...
+RESIDENT_INPUT_BYTES = 4096
 # ...unless there are so many outputs that streaming them is what takes the time.
 RESIDENT_OUTPUTS = 16384
 _MULTIPROCESSORS = 132
@@ -39,7 +40,7 @@ def plan_linear(
     mode: int, num_rows: int, num_inputs: int, num_outputs: int, head_dim: int, item_bytes: int
 ) -> LinearPlan:
     """num_outputs: of one half in GATED mode. head_dim: in QKV mode."""
-    if num_inputs <= RESIDENT_INPUTS and num_outputs <= RESIDENT_OUTPUTS:
+    if num_inputs * item_bytes <= RESIDENT_INPUT_BYTES and num_outputs <= RESIDENT_OUTPUTS:
         return _resident(num_inputs)
     block_outputs = min(64, max(16, _power(head_dim))) if mode == QKV else 64
     rows = next((size for size in (16, 32) if num_rows <= size), 64)
