@@ -43,7 +43,7 @@ def _close(found: Tensor, expected: Tensor) -> None:
 def streamed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small shapes choose the resident kernel; forbid it to test the other one on them too."""
     if request.param:
-        monkeypatch.setattr("alula.kernels.gpu.linear_plan.RESIDENT_INPUTS", 0)
+        monkeypatch.setattr("alula.kernels.gpu.linear_plan.RESIDENT_INPUT_BYTES", 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
