@@ -92,11 +92,62 @@ under `--speculate auto` keeps {kept:.1f} % of plain tokens/s. Everything else: 
 [benchmarks/README.md](benchmarks/README.md)."""
 
 
+def two_gpu_table() -> str:
+    document = load("two_gpus.json")
+    sections, figures = document["sections"], document["figures"]
+    rows = [
+        ("8B, NVLink", sections["8b"]["nvlink"]),
+        ("8B, NVLink, NCCL alone", sections["8b"]["nvlink_by_nccl"]),
+        ("8B, peer-to-peer off", sections["8b"]["pcie_like"]),
+        ("70B, NVLink", sections["70b"]["nvlink"]),
+        ("70B, peer-to-peer off", sections["70b"]["pcie_like"]),
+    ]
+    lines = "\n".join(
+        f"| {name} | {one['plain_ms']:.3f} ms | {one['replays']['3']['phases_ms']['verify']:.3f} ms "
+        f"({one['verify_3_rows_over_plain']:.3f}) | {one['replays']['3']['ms']:.3f} ms | "
+        f"{one['replays']['4']['ms']:.3f} ms |"
+        for name, one in rows
+    )
+    us = {
+        (one["backend"], one["num_bytes"]): one["us"]
+        for one in sections["collectives"]["nvlink"]["captured_us"]
+        if one["op"] == "all_reduce"
+    }
+    chosen, nccl = us["peer_push", 14336], us["nccl", 14336]
+    off = {
+        (one["backend"], one["num_bytes"]): one["us"]
+        for one in sections["collectives"]["pcie_like"]["captured_us"]
+        if one["op"] == "all_reduce"
+    }
+    exact, fp32 = sections["exact"]["bf16_tokens"], sections["one_rank"]["fp32"]
+    tokens = exact["greedy"]["tokens"] + exact["seeded"]["tokens"]
+    wrong = exact["greedy"]["mismatched_tokens"] + exact["seeded"]["mismatched_tokens"]
+    killed, stopped = (sections["faults"][name]["seconds_to_end"] for name in ("killed", "stopped"))
+    return f"""\
+Over two H200s (TP 2, random weights of Llama-3.1's shapes, batch 1, KV 512, graphs). With peer-to-peer off messages go
+through the host's memory, as on a box of PCIe cards:
+
+| | plain step | verify, 3 rows (of plain) | cycle, k = 2 | k = 3 |
+|---|---|---|---|---|
+{lines}
+
+A sum of one row of 7168 bf16 takes {chosen:.1f} us in a graph by alula's own kernel, {us["symmetric_one_shot", 14336]:.1f} by torch's \
+one-shot,
+{nccl:.1f} by NCCL ({off["nccl", 14336]:.1f} with peer-to-peer off); at 1 to 4 rows the chosen one is at least
+{figures["nccl_over_choice_1_to_4_rows"]:.2f} times as fast as NCCL. With peer-to-peer off,
+{100 * figures["collective_share_of_verify_8b_pcie_like"]:.0f} % of the 8B verify step are collectives. Of {tokens} tokens (bf16, \
+greedy and seeded, batch 16)
+{wrong} differ with speculation; fp32 tokens of two ranks differ from one rank's in {fp32["mismatched_tokens"]} of {fp32["tokens"]}. \
+A rank killed in the middle
+of replays ends the run after {killed:.1f} s, one that is stopped after {stopped:.1f} s, each by its number. \
+`benchmarks/two_gpus.py`."""
+
+
 def main() -> int:
     text = README.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    wanted = f"{before}{BEGIN}\n{table()}\n\n{gpu_table()}\n{END}{after}"
+    wanted = f"{before}{BEGIN}\n{table()}\n\n{gpu_table()}\n\n{two_gpu_table()}\n{END}{after}"
     if "--check" not in sys.argv:
         README.write_text(wanted, encoding="utf-8")
     elif text != wanted:

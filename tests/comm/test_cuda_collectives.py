@@ -50,10 +50,9 @@ def test_every_backend_that_is_there_comes_through_its_probe(size: int) -> None:
     trial = try_backends(make_plan(size), MESSAGES, print)
     refused = {refusal.backend: refusal.reason for refusal in trial.refused}
     assert trial.table is None  # ranks that share a GPU are not timed
-    # torch's kernels begin with a rank's own values where they are not written out for the number of ranks
+    # torch's kernels are not written out for three ranks; whatever they do there, the probe must find it
     allowed = {"symmetric_one_shot", "symmetric_two_shot"} if size == 3 else set()
     assert refused.keys() <= allowed, refused
-    assert all("bits" in reason for reason in refused.values())
     taken = {verdict.backend for verdict in trial.verdicts if verdict.reason is None}
     missing = set(CUDA_BACKENDS) - taken - refused.keys()
     assert missing <= {"flashinfer_pcie"}

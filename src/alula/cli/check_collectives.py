@@ -13,6 +13,7 @@ from alula.cli.output import Output
 
 if TYPE_CHECKING:
     from alula.comm.table import MeasuredTable
+    from alula.comm.topology import Topology
     from alula.comm.tuning_plan import Message
     from alula.core.config import ParallelConfig
     from alula.engine.comm_trial import Verdict
@@ -23,8 +24,12 @@ _SAMPLE_BYTES = (1152, 14_336, 57_344, 114_688, 917_504)
 
 def check_collectives(parallel: ParallelConfig, device: str, model: str | None, output: Output) -> dict[str, Any]:
     """Prints the tables, writes the profile where one is named, and returns the part of the document."""
+    import msgspec
+
+    from alula.cli.environment_table import environment_document, environment_table
     from alula.comm.host_plan import plan_for_host
     from alula.comm.stored_profile import save_profile
+    from alula.comm.topology import detect_topology
     from alula.core.environment import inherited
     from alula.engine.comm_settling import profile_key
     from alula.engine.comm_trial import try_backends
@@ -32,9 +37,15 @@ def check_collectives(parallel: ParallelConfig, device: str, model: str | None, 
     plan = plan_for_host(parallel, device, inherited())
     messages = _messages(model, parallel, device, output)
     trial = try_backends(plan, messages, output.note)
+    topology = detect_topology() if device == "cuda" else None
+    if topology is not None:
+        output.human.print(_links(topology), markup=False, soft_wrap=True)
     output.human.print(_verdict_table(parallel.tp, trial.verdicts))
+    output.human.print(environment_table(trial.environment))
     document: dict[str, Any] = {
         "tp": parallel.tp,
+        "topology": None if topology is None else msgspec.to_builtins(topology),
+        "environment": environment_document(trial.environment),
         "collectives": [
             {
                 "op": verdict.message.op,
@@ -51,6 +62,14 @@ def check_collectives(parallel: ParallelConfig, device: str, model: str | None, 
             save_profile(Path(parallel.comm_profile), profile_key(plan, messages[0].dtype), trial.table)
             output.note(f"wrote {parallel.comm_profile}")
     return document
+
+
+def _links(topology: Topology) -> str:
+    """One line: how the GPUs are joined, and what could not be found out."""
+    access = {True: "every pair", False: "not every pair", None: "unknown"}[topology.peer_access]
+    links = ", ".join(f"{pair} {link}" for pair, link in topology.links.items()) or "unknown"
+    told = f"links: {links}; NVLink: {topology.nvlink or 'unknown'}; peer access: {access}"
+    return "; ".join((told, *(f"not found out: {reason}" for reason in topology.unknown)))
 
 
 def _show_times(table: MeasuredTable, output: Output) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from alula.comm.trial_worker import (
 )
 from alula.comm.tuning_plan import Message, TuningPlan
 from alula.core.errors import RankFailure
-from alula.core.records import Refusal
+from alula.core.records import EnvironmentRecord, Refusal
 from alula.engine.ranks import RankPool
 
 # A rank's deadline, and how long all may be quiet: a first start of a library may compile or search the topology.
@@ -39,11 +39,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out. table: None where nothing was timed (ranks that share a GPU)."""
+    """What came out. table: None where nothing was timed (ranks that share a GPU). environment: of the last ranks."""
 
     table: MeasuredTable | None
     refused: tuple[Refusal, ...]
     verdicts: tuple[Verdict, ...]
+    environment: tuple[EnvironmentRecord, ...] = ()
 
 
 def try_backends(
@@ -99,7 +100,12 @@ class _Trial:
             for message, name, reason in self._running().call(VerdictsCommand())
         ]
         refused = tuple(Refusal(backend=name, reason=reason) for name, reason in self._refused.items())
-        return Trial(table=self._table(refused), refused=refused, verdicts=tuple(verdicts))
+        return Trial(
+            table=self._table(refused),
+            refused=refused,
+            verdicts=tuple(verdicts),
+            environment=self._running().environment_records,
+        )
 
     def _table(self, refused: tuple[Refusal, ...]) -> MeasuredTable | None:
         if self._plan.parallel.share_gpus:
