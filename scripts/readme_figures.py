@@ -131,16 +131,15 @@ through the host's memory, as on a box of PCIe cards:
 |---|---|---|---|---|
 {lines}
 
-A sum of one row of 7168 bf16 takes {chosen:.1f} us in a graph by alula's own kernel, {us["symmetric_one_shot", 14336]:.1f} by torch's \
-one-shot,
-{nccl:.1f} by NCCL ({off["nccl", 14336]:.1f} with peer-to-peer off); at 1 to 4 rows the chosen one is at least
+A sum of one row of 7168 bf16 takes {chosen:.1f} us in a graph by alula's own kernel,
+{us["symmetric_one_shot", 14336]:.1f} by torch's one-shot, {nccl:.1f} by NCCL
+({off["nccl", 14336]:.1f} with peer-to-peer off); at 1 to 4 rows the chosen one is at least
 {figures["nccl_over_choice_1_to_4_rows"]:.2f} times as fast as NCCL. With peer-to-peer off,
-{100 * figures["collective_share_of_verify_8b_pcie_like"]:.0f} % of the 8B verify step are collectives. Of {tokens} tokens (bf16, \
-greedy and seeded, batch 16)
-{wrong} differ with speculation; fp32 tokens of two ranks differ from one rank's in {fp32["mismatched_tokens"]} of {fp32["tokens"]}. \
-A rank killed in the middle
-of replays ends the run after {killed:.1f} s, one that is stopped after {stopped:.1f} s, each by its number. \
-`benchmarks/two_gpus.py`."""
+{100 * figures["collective_share_of_verify_8b_pcie_like"]:.0f} % of the 8B verify step are collectives.
+Of {tokens} tokens (bf16, greedy and seeded, batch 16) {wrong} differ with speculation; in fp32
+{fp32["mismatched_tokens"]} of {fp32["tokens"]} differ from one rank's. A rank killed in the middle of replays ends
+the run after {killed:.1f} s, one that is stopped after {stopped:.1f} s, each by its number.
+All of it: `benchmarks/results/two_gpus.json`."""
 
 
 def main() -> int:
