@@ -31,8 +31,8 @@ def _dot_by_rows(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_nu
     other kernels for other numbers of rows, which ones depending on the processor."""
     from triton.runtime.interpreter import TensorHandle
 
-    rows = [np.matmul(row[None], b.data, dtype=d.data.dtype) for row in a.data]
-    return TensorHandle(np.concatenate(rows) + d.data, d.dtype.scalar)
+    rows = [np.matmul(a.data[..., i : i + 1, :], b.data, dtype=d.data.dtype) for i in range(a.data.shape[-2])]
+    return TensorHandle(np.concatenate(rows, axis=-2) + d.data, d.dtype.scalar)
 
 
 if DEVICE.type == "cpu":

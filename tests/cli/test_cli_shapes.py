@@ -44,7 +44,7 @@ def bench(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Callab
     [
         ((), "found neither"),
         (("m", "--shape", "llama-3.1-8b"), "found both"),
-        (("--shape", "nonsense"), "llama-3.1-8b, llama-3.2-1b, smollm2-135m"),
+        (("--shape", "nonsense"), "llama-3.1-8b, llama-3.1-70b, llama-3.2-1b, smollm2-135m"),
         (("--shape", "smollm2-135m", "--raw"), "--raw needs text"),
         (("--shape", "smollm2-135m", "--prompts", "x.txt"), "--prompts needs text"),
         (("--shape", "smollm2-135m", "--prompt-tokens", "0"), "--prompt-tokens is 0"),

@@ -108,7 +108,7 @@ def test_names_paths_and_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "error", "words"),
     [
-        (None, ModelNotFound, "llama-3.1-8b, llama-3.2-1b, smollm2-135m, or the path"),
+        (None, ModelNotFound, "llama-3.1-8b, llama-3.1-70b, llama-3.2-1b, smollm2-135m, or the path"),
         ("{", CheckpointError, "not JSON"),
         ("[]", CheckpointError, "expected an object"),
         ('{"architectures": ["T5Model"]}', UnsupportedModel, "T5Model"),
