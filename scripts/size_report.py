@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "alula"
 # Raising this number is a decision of its own, made in the commit that needs it.
-BUDGET = 26000
+BUDGET = 30000
 _SKIPPED = {
     tokenize.COMMENT,
     tokenize.NL,
