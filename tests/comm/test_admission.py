@@ -105,7 +105,7 @@ def test_a_backend_that_hangs_is_refused_and_the_trial_goes_on(install: Install)
     install("toy_hanging", "toy_right")
     plan = plan_environment(ParallelConfig(tp=2), "cpu", os.environ)
     said: list[str] = []
-    trial = try_backends(plan, MESSAGES, said.append, deadline_s=2.0, quiet_s=4.0)
+    trial = try_backends(plan, MESSAGES, said.append, deadline_s=5.0, quiet_s=12.0)
     (refusal,) = trial.refused
     assert refusal.backend == "toy_hanging"
     assert "did not come through its probe: " in refusal.reason
@@ -119,7 +119,7 @@ def test_a_backend_that_hangs_is_refused_and_the_trial_goes_on(install: Install)
 def test_what_a_trial_refused_is_never_started(install: Install) -> None:
     install("toy_hanging")
     plan = plan_environment(ParallelConfig(tp=2), "cpu", os.environ)
-    trial = try_backends(plan, MESSAGES, lambda line: None, deadline_s=2.0, quiet_s=4.0)
+    trial = try_backends(plan, MESSAGES, lambda line: None, deadline_s=5.0, quiet_s=12.0)
     known = TuningPlan(messages=MESSAGES, table=trial.table, refused=trial.refused)
     with make_pool(tuning=known) as pool:
         record = summed(pool)

@@ -37,8 +37,8 @@ class RankPool:
 
     Start-up returns when every rank has proven its environment and made its worker, and raises like `call` where one
     did not. `timeout_s` limits the silence of ranks, and their waits for each other (comm/patience.py).
-    `quiet_s`: how long all may go without a collective or an answer. `tuning`: what is known of the backends of
-    collectives, and which messages matter.
+    `quiet_s`: how long all may go without a collective or an answer once they have started. `tuning`: what is known of
+    the backends of collectives, and which messages matter.
     `environment_records`: what each rank found of its environment. The plan's log folder is removed with the pool.
     """
 
@@ -120,7 +120,7 @@ class RankPool:
             self._processes.start(plan, segment_fd)
         finally:
             os.close(segment_fd)
-        collector = Collector(self._processes.handles, watch, self._timeout_s, self._quiet_s)
+        collector = Collector(self._processes.handles, watch, self._timeout_s)
         for handle in self._processes.handles:
             start = Start(handle.rank, entry, payload, plan, segment_fd, self._timeout_s, self._tuning)
             self._send(handle.rank, Kind.START, encode(start), START_TIMEOUT_S, "starting")
@@ -130,7 +130,7 @@ class RankPool:
             found = [decode(replies.bodies[handle.rank]) for handle in self._processes.handles]
             self.environment_records = compare_environments(found)
         log_findings(self.environment_records)
-        self._collector = collector
+        self._collector = Collector(self._processes.handles, watch, self._timeout_s, self._quiet_s)
 
     def _exchange(self, kinds: list[Kind], command: Any) -> Replies:
         body, doing = encode(command), f"running {type(command).__name__}"

@@ -33,7 +33,7 @@ BOOT = (
     "from alula.engine.rank_process import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
 KILL_WAIT_S = 5.0
-EXIT_S = 1.0
+EXIT_S = 5.0
 
 
 @dataclass(frozen=True)
