@@ -78,6 +78,55 @@ def test_no_server_is_the_users_error() -> None:
         read_url("http://127.0.0.1:9", Label.UNKNOWN, lambda text: None)
 
 
+def test_a_server_that_does_not_answer_is_missing_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server that hangs is a reason to collect."""
+    log, out, document = tmp_path / "my.log", tmp_path / "out.tar.gz", tmp_path / "out.json"
+    log.write_text("a line\n")
+    command = ["collect", "--pid", str(os.getpid()), "--log", str(log), "--out", str(out), "--json", str(document)]
+    assert main([*command, "--url", "http://127.0.0.1:9"]) == 0
+    result = json.loads(document.read_text())
+    assert "logs/my.log" in [one["name"] for one in result["taken"]]
+    assert next(one["reason"] for one in result["missing"] if one["name"] == "server").startswith("no information")
+    assert main([*command, "--url", "127.0.0.1:9"]) == 2
+    assert "--url" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "before,after",
+    [
+        ("distributed_init_method=tcp://node-a7:29500", "distributed_init_method=tcp://HOST1:29500"),
+        ("db postgres://bob:pw1234@db3.example.org:5432/x", "db postgres://***@HOST1:5432/x"),
+        ("host gpu-17.corp.example.com is up", "host HOST1 is up"),
+        ("node7:581:590 [0] NCCL INFO Init", "HOST1:581:590 [0] NCCL INFO Init"),
+        ("(RayWorkerWrapper pid=581) node7:581:581 [0] NCCL INFO x", "(RayWorkerWrapper pid=581) HOST1:581:581 [0] NCCL INFO x"),
+        ("[2026-03-12 14:17:56] node7:5:5 [0] enqueue.cc:1694 NCCL WARN x", "[2026-03-12 14:17:56] HOST1:5:5 [0] enqueue.cc:1694 NCCL WARN x"),
+        ("http://localhost:30000 https://huggingface.co/org/m http://0.0.0.0:8000", None),
+        ("http://127.0.0.1:30000/metrics file:///data/x torch.cuda.graphs x.py:12:3 [0] y", None),
+    ],
+)  # fmt: skip
+def test_names_of_other_machines_go(before: str, after: str | None) -> None:
+    assert Redactor(("box",)).text(f"{before}\n") == f"{after or before}\n"
+
+
+@pytest.mark.parametrize("piece", ["AbC9/+", "aGVsbG8", "x.y", "token"])
+def test_one_word_of_a_megabyte_is_no_trap(piece: str) -> None:
+    """An image in base64 in a log of requests. Backtracking over it would take hours, not seconds."""
+    word = piece * ((1 << 20) // len(piece))
+    assert Redactor(("box",)).text(f"before {word} after\n") == f"before {word} after\n"
+
+
+def test_nodes_are_still_told_apart() -> None:
+    lines = [
+        f"node{node}:{rank}:{rank} [0] NCCL INFO NCCL_PROTO set by environment to LL"
+        for node in (3, 8)
+        for rank in (1, 2)
+    ]
+    text = Redactor(("box",)).text("\n".join(lines))
+    assert [line.split(":")[0] for line in text.splitlines()] == ["HOST1", "HOST1", "HOST2", "HOST2"]
+
+
 def test_a_process_and_its_children_are_collected_without_secrets(tmp_path: Path, server: str) -> None:
     log = tmp_path / "server.log"
     log.write_text(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from alula.cli.explain import checked_url
 from alula.cli.options import Json
 from alula.cli.output import SCHEMA, Output, check_writable
 
@@ -43,6 +44,8 @@ def collect(
     with Output("collect", json_file) as output:
         path = out or Path(time.strftime("alula-collect-%Y%m%d-%H%M%S.tar.gz"))
         check_writable("--out", path)
+        if url is not None:
+            checked_url(url)
         from alula.explain.collect import collect as gather
         from alula.explain.collect import write_archive
 

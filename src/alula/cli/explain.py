@@ -98,7 +98,7 @@ def explain(
         if model is not None:
             _live(model)
         typed = numbers.typed()
-        sources = [*(from_files or []), *([] if url is None else [_checked_url(url)])]
+        sources = [*(from_files or []), *([] if url is None else [checked_url(url)])]
         if not (sources or baseline or typed.given):
             raise InvalidOption(
                 "nothing to explain: give --from FILE... (and --baseline FILE...), numbers such as --plain-tps and "
@@ -110,7 +110,8 @@ def explain(
         raise typer.Exit(verdict.exit_code)
 
 
-def _checked_url(url: str) -> str:
+def checked_url(url: str) -> str:
+    """The address as it stands. Raises InvalidOption for what is none."""
     if not url.startswith(("http://", "https://")):
         raise InvalidOption(f"--url is {url!r}; expected a server's address, such as http://127.0.0.1:30000")
     return url

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from alula.explain.advice.lookup import advise
 from alula.explain.case import Case
 from alula.explain.figures import Figure, shown
 from alula.explain.finding import Finding, Status, Tier
@@ -21,9 +22,16 @@ def answer(case: Case, findings: Sequence[Finding]) -> str:
     if case.empty:
         return NOTHING
     said = [_what(case), _why(case, findings)]
-    if case.sums.pays is None and any(_names_a_cause(one) for one in findings):
-        said.reverse()  # what is known comes first
-    return " ".join(filter(None, said))
+    void = any(one.status is Status.CONFIRMED and one.tier is Tier.VOID for one in findings)
+    if void or (case.sums.pays is None and any(_names_a_cause(one) for one in findings)):
+        said.reverse()  # what is known, or makes everything else void, comes first
+    return " ".join(filter(None, [*said, _contradiction(case)]))
+
+
+def _contradiction(case: Case) -> str:
+    """Beside any verdict: the evidence does not fit together."""
+    told = [*case.conflicts, *(one.words() for one in case.contradictions)]
+    return f"But the evidence contradicts itself: {told[0]}." if told else ""
 
 
 def _what(case: Case) -> str:
@@ -68,10 +76,23 @@ def _bounded(figure: Figure, unit: str) -> str:
 
 def _missing(case: Case) -> str:
     sums = case.sums
+    if sums.loads is not None:
+        plain, spec = map(shown, sums.loads)
+        return (
+            f"the plain run has {plain} requests at once and the other {spec}, and numbers compare at one load only "
+            "(give a --baseline of the same load)"
+        )
+    if sums.other_speedup is not None and sums.speedup is not None:
+        ways = (
+            f"{shown(sums.speedup.value)}x by the rates, {shown(sums.other_speedup.value)}x by what a cycle costs"
+        )
+        return f"two ways to work it out disagree ({ways})"
     if sums.plain_ms is None and sums.speedup is None:
         return "there is no plain rate or step to compare with (give --baseline FILE, --plain-tps or --plain-ms)"
     if sums.known_cycle_ms is None and sums.speedup is None:
         return "the rate with speculation or the cycle's time is not known"
+    if sums.tokens_per_cycle is None:
+        return "the tokens per cycle are not known (accepted drafts + 1; give --tokens-per-cycle or --spec-tps)"
     return "the numbers are bounds that do not decide it"
 
 
@@ -85,8 +106,11 @@ def _why(case: Case, findings: Sequence[Finding]) -> str:
     if named:
         return " ".join(_cause(one) for one in named[:_NAMED])
     if case.sums.pays:
-        return "Nothing wrong was found."
-    return " ".join(filter(None, [_traffic(findings), _suspects(findings)]))
+        return "" if case.contradicts_itself else "Nothing wrong was found."
+    suspects = _suspects(findings)
+    if not suspects and case.sums.pays is False:
+        suspects = f"Next: {advise(case, 'acceptance' if case.sums.tokens_per_cycle is None else 'phase_times')}."
+    return " ".join(filter(None, [_traffic(findings), suspects]))
 
 
 def _names_a_cause(finding: Finding) -> bool:

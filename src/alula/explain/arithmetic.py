@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import msgspec
 
-from alula.explain.facts import RunFacts
+from alula.explain.facts import FAR_APART, RunFacts
 from alula.explain.figures import Figure, derived, shown
 from alula.explain.rates import Side, acceptance_by_position, read_side
 from alula.profile.quantities import Quantity
+
+_STEPS_APART = 1 / 3  # of the larger load: a step's time hardly changes within it, a rate does
 
 
 class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
     """What follows from the numbers of a case. None is unknown.
 
+    plain_ms: a plain step at the speculative run's load; a step at another load is none. loads: requests at once of the
+    plain and of the speculative run, where they are too far apart to compare anything.
+    other_speedup: by the cycle's cost, where the rates give a speed-up far from it: then one of the numbers is wrong.
     break_even: cycle in plain steps (tokens per cycle above which speculation pays); only a lower bound (`at_least`)
     where some phases of the cycle are not known. by_position: share of cycles that accepted the draft at 0, 1, ...
     """
@@ -36,10 +41,12 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
     break_even: Figure | None = None
     ceiling: Figure | None = None
     needed_cycle_ms: Figure | None = None
+    other_speedup: Figure | None = None
     by_position: tuple[float, ...] = ()
     steps: int | None = None
     width: int | None = None  # rows a request in verify
     batch: float = 1.0
+    loads: tuple[float, float] | None = None
 
     def figures(self) -> tuple[Figure, ...]:
         """All that is known, in the order of the fields."""
@@ -50,7 +57,8 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
     def pays(self) -> bool | None:
         """Whether speculation is faster; None where the numbers do not say."""
         if self.speedup is not None and not self.speedup.at_least:
-            return self.speedup.value > 1.0
+            other = self.other_speedup or self.speedup
+            return self.speedup.value > 1.0 if (self.speedup.value > 1.0) is (other.value > 1.0) else None
         if self.break_even is None:
             return None
         if self.ceiling is not None and self.break_even.value > self.ceiling.value:
@@ -74,14 +82,18 @@ def work_out(plain: RunFacts, spec: RunFacts) -> Arithmetic:
     if first.batch != second.batch and not (first.batch_known and second.batch_known):
         known = first if first.batch_known else second
         first, second = first.at_batch(known.batch), second.at_batch(known.batch)
+    apart = not first.comparable(second, _STEPS_APART)
     speedup = _speedup(first, second)
-    plain_ms = first.step_ms()
+    plain_ms = None if apart else first.step_ms()
     phases = _phases(second)
     known_cycle = _known_cycle(second, plain_ms, speedup, phases)
     cycle = known_cycle if known_cycle is not None and not known_cycle.at_least else None
     tokens = second.tokens_per_cycle or _implied_tokens(second, plain_ms, speedup, known_cycle)
-    speedup = speedup or _speedup_of_cycle(plain_ms, cycle, tokens)
-    break_even = _break_even(plain_ms, known_cycle, speedup, second.tokens_per_cycle)
+    by_cycle = _speedup_of_cycle(plain_ms, cycle, tokens)
+    other = by_cycle if _far_apart(speedup, by_cycle) else None
+    speedup = speedup or by_cycle
+    opposed = other is not None and speedup is not None and (other.value > 1.0) is not (speedup.value > 1.0)
+    break_even = None if opposed else _break_even(plain_ms, known_cycle, speedup, second.tokens_per_cycle)
     steps, width = second.steps, second.width
     return Arithmetic(
         plain_ms=plain_ms,
@@ -95,11 +107,13 @@ def work_out(plain: RunFacts, spec: RunFacts) -> Arithmetic:
         speedup=speedup,
         break_even=break_even,
         ceiling=_ceiling(steps, second),
+        other_speedup=other,
         needed_cycle_ms=_needed_cycle(tokens, plain_ms),
         by_position=acceptance_by_position(spec),
         steps=steps,
         width=width,
         batch=second.batch if second.batch_known else first.batch,
+        loads=(first.batch, second.batch) if apart else None,
     )
 
 
@@ -133,6 +147,13 @@ def _speedup_of_cycle(plain_ms: Figure | None, cycle: Figure | None, tokens: Fig
         return None
     text = f"{shown(tokens.value)} tokens per cycle x {shown(plain_ms.value)} ms / {shown(cycle.value)} ms"
     return derived("speed-up", tokens.value * plain_ms.value / cycle.value, "x", text, tokens, plain_ms, cycle)
+
+
+def _far_apart(first: Figure | None, second: Figure | None) -> bool:
+    """Whether two ways to one number disagree; what is approximate to begin with may."""
+    if first is None or second is None or min(first.confidence, second.confidence) < 1.0:
+        return False
+    return max(first.value, second.value) > FAR_APART * min(first.value, second.value)
 
 
 def _known_cycle(

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 import msgspec
 
 from alula.explain.arithmetic import Arithmetic, work_out
-from alula.explain.facts import Contradiction, RunFacts
+from alula.explain.facts import Contradiction, RunFacts, same_value
+from alula.explain.rates import batches, read_side
 from alula.explain.sink import Sink
 from alula.explain.sweep import SweepPoint, focused, sweep_of
+from alula.explain.typed import CONFLICT
 from alula.profile.evidence import Evidence, Label
 from alula.profile.quantities import Quantity
 
@@ -35,6 +37,8 @@ _TELLS_APART = (
     Quantity.TP,
     Quantity.ATTENTION_BACKEND,
 )
+# Runs of several draft lengths are one sweep only of the same thing.
+_SUBJECT = (Quantity.ENGINE, Quantity.MODEL, Quantity.GPU, Quantity.TP, Quantity.DRAFT_MODEL)
 _ONLY_SPECULATIVE = (
     Quantity.TOKENS_PER_CYCLE,
     Quantity.NUM_DRAFTED,
@@ -98,6 +102,19 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return self.spec.text(quantity, **scope) or self.plain.text(quantity, **scope)
 
     @property
+    def conflicts(self) -> tuple[str, ...]:
+        """Numbers that cannot all be of these two runs, in words."""
+        typed = tuple(note.removeprefix(CONFLICT) for note in self.notes if note.startswith(CONFLICT))
+        first, second = self.sums.speedup, self.sums.other_speedup
+        if typed or first is None or second is None:
+            return typed
+        return (f"{first.words()}, but {second.words()}",)
+
+    @property
+    def contradicts_itself(self) -> bool:
+        return bool(self.contradictions or self.conflicts)
+
+    @property
     def tp(self) -> int | None:
         number = self.number(Quantity.TP)
         return int(number) if number and number >= 1 else None
@@ -129,7 +146,8 @@ def assemble(sinks: Sequence[Sink]) -> Case:
     for sink in sinks:
         for reader, count in sink.recognised.items():
             recognised[reader] = recognised.get(reader, 0) + count
-    sweep = sweep_of(plain, [spec, *(run for run in others if run.label is not Label.BASELINE)])
+    alike = [run for run in others if run.label is not Label.BASELINE and _same_subject(spec, run)]
+    sweep = sweep_of(plain, [spec, *alike])
     return Case(
         plain=plain,
         spec=spec,
@@ -243,6 +261,16 @@ def _differ(first: RunFacts, second: RunFacts) -> bool:
         if values[0] and values[1] and not values[0] & values[1]:
             return True
     return False
+
+
+def _same_subject(first: RunFacts, second: RunFacts) -> bool:
+    """Whether two runs may be two settings of one thing: nothing known of both tells them apart, load included."""
+    for quantity in _SUBJECT:
+        left, right = first.all(quantity), second.all(quantity)
+        if left and right and not any(same_value(one.value, two.value) for one in left for two in right):
+            return False
+    sides = [read_side(run, RunFacts(), speculative=True) for run in (first, second)]
+    return sides[0].comparable(sides[1]) or bool(batches(first).keys() & batches(second).keys())
 
 
 def _take(home: RunFacts, run: RunFacts) -> None:

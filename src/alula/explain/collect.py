@@ -76,7 +76,7 @@ def collect(
 ) -> Collected:
     """Gathers everything. pids: the engine's processes, with all their children; none given: those that look like one.
 
-    Raises ModelNotFound for a log that is not there, InvalidOption for a process or a server that is not.
+    Raises ModelNotFound for a log that is not there, InvalidOption for a process that is not.
     """
     redactor = Redactor(_host_names())
     chosen = _family(pids, proc) if pids else _engines(proc)
@@ -88,7 +88,7 @@ def collect(
         *(_log(name) for name in logs),
     ]
     if url is not None:
-        raw += [Item(f"server{page.path}.txt", page.body.decode("utf-8", "replace")) for page in fetch(url, note)]
+        raw += _server(url, note)
     items = [
         Item(
             one.name,
@@ -121,6 +121,15 @@ def manifest(collected: Collected) -> str:
     lines = [f"taken    {item.name} ({len(item.text)} characters)" for item in collected.taken]
     lines += [f"missing  {item.name}: {item.problem}" for item in collected.items if item.problem]
     return "\n".join([*lines, f"{collected.num_replaced} secrets and addresses replaced", ""])
+
+
+def _server(url: str, note: Callable[[str], None]) -> Iterable[Item]:
+    """What a server says of itself. One that hangs is a reason to collect, so it is missing and ends nothing."""
+    try:
+        pages = fetch(url, note)
+    except InvalidOption as error:
+        return (Item("server", problem=str(error)),)
+    return [Item(f"server{page.path}.txt", page.body.decode("utf-8", "replace")) for page in pages]
 
 
 def _host_names() -> tuple[str, ...]:

@@ -39,7 +39,7 @@ SINGLE = (
 )
 # Numbers that two sources of one run may measure apart, but not this far.
 _MEASURED = (Quantity.TOKENS_PER_CYCLE, Quantity.PLAIN_STEP_MS, Quantity.CYCLE_MS)
-_FAR_APART = 1.3
+FAR_APART = 1.3
 
 
 def same_value(left: object, right: object) -> bool:
@@ -114,6 +114,6 @@ class RunFacts:
         if len(by_source) < 2:
             return None
         low, high = (pick(by_source.values(), key=lambda one: one.number or 0.0) for pick in (min, max))
-        if (high.number or 0.0) <= _FAR_APART * (low.number or 0.0):
+        if (high.number or 0.0) <= FAR_APART * (low.number or 0.0):
             return None
         return Contradiction(quantity=quantity, found=(low, high))

@@ -34,11 +34,11 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     def at_batch(self, batch: float) -> Side:
         return msgspec.structs.replace(self, batch=batch, batch_known=True)
 
-    def comparable(self, other: Side) -> bool:
+    def comparable(self, other: Side, tolerance: float = 0.1) -> bool:
         """Whether the two were measured at the same load, as far as known."""
         if not (self.batch_known and other.batch_known):
             return True
-        return abs(self.batch - other.batch) <= 0.1 * max(self.batch, other.batch)
+        return abs(self.batch - other.batch) <= tolerance * max(self.batch, other.batch)
 
     def figure(self, name: str, quantity: Quantity, unit: str) -> Figure | None:
         found = best(self.run, quantity, self.batch) or best(self.other, quantity, self.batch)
@@ -178,7 +178,7 @@ def _width(run: RunFacts, steps: int | None) -> int | None:
 
 def _batch(run: RunFacts, other: RunFacts) -> tuple[float, bool]:
     """The load at which this run is looked at: one that both sides were measured at, where there is one."""
-    own, theirs = _batches(run), _batches(other)
+    own, theirs = batches(run), batches(other)
     if own:
         common = {batch: count for batch, count in own.items() if batch in theirs}
         chosen = common or own
@@ -190,7 +190,7 @@ def _batch(run: RunFacts, other: RunFacts) -> tuple[float, bool]:
     return 1.0, False
 
 
-def _batches(run: RunFacts) -> dict[int, int]:
+def batches(run: RunFacts) -> dict[int, int]:
     """Batch -> number of rate or time samples at it."""
     found: dict[int, int] = {}
     rates = (Quantity.TOKENS_PER_S, Quantity.CYCLE_MS, Quantity.STEP_MS, Quantity.TOKEN_MS)

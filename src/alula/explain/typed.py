@@ -12,7 +12,9 @@ from alula.explain.sink import Sink
 from alula.profile.quantities import Quantity
 
 SOURCE = "typed"
+CONFLICT = "conflict: "  # how a note on numbers that do not fit together begins
 _TOLERANCE = 0.05
+_LARGEST = 1e12
 
 
 class Typed(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,8 +36,10 @@ class Typed(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if isinstance(value, int | float) and not 0 < value < 1e12:
-                raise InvalidOption(f"--{name.replace('_', '-')} is {value}; expected a number above 0")
+            if isinstance(value, int | float) and not 0 < value < _LARGEST:
+                raise InvalidOption(
+                    f"--{name.replace('_', '-')} is {value}; expected a number above 0 and under {_LARGEST:.0e}"
+                )
         if self.tokens_per_cycle is not None and self.tokens_per_cycle < 1:
             raise InvalidOption(
                 f"--tokens-per-cycle is {self.tokens_per_cycle}; a cycle yields 1 or more (accepted drafts + 1)"
@@ -80,7 +84,7 @@ def conflicts(typed: Typed) -> Iterator[str]:
     batch = typed.batch or 1
     if typed.plain_tps and typed.plain_ms:
         implied = 1000.0 * batch / typed.plain_tps
-        yield from _apart("--plain-ms", typed.plain_ms, implied, f"1000 x {batch} / --plain-tps", "ms")
+        yield from _apart("--plain-ms", typed.plain_ms, implied, f"1000 x {batch} / --plain-tps", " ms")
     if typed.spec_tps and typed.cycle_ms and typed.tokens_per_cycle:
         implied = typed.spec_tps * typed.cycle_ms / (1000.0 * batch)
         yield from _apart(
@@ -88,17 +92,17 @@ def conflicts(typed: Typed) -> Iterator[str]:
         )
     if typed.tokens_per_cycle and typed.steps and typed.tokens_per_cycle > typed.steps + 1:
         yield (
-            f"conflict: --tokens-per-cycle {shown(typed.tokens_per_cycle)} is above what --steps {typed.steps} can "
+            f"{CONFLICT}--tokens-per-cycle {shown(typed.tokens_per_cycle)} is above what --steps {typed.steps} can "
             f"yield ({typed.steps + 1})"
         )
     parts = (typed.verify_ms or 0.0) + (typed.draft_ms or 0.0)
     if typed.cycle_ms and parts > typed.cycle_ms * (1 + _TOLERANCE):
-        yield (f"conflict: verify and draft together ({shown(parts)} ms) exceed --cycle-ms {shown(typed.cycle_ms)}")
+        yield (f"{CONFLICT}verify and draft together ({shown(parts)} ms) exceed --cycle-ms {shown(typed.cycle_ms)}")
     if typed.spec_tps and typed.steps and not typed.cycle_ms and parts:
         implied = typed.spec_tps * parts / (1000.0 * batch)
         if implied > (typed.steps + 1) * (1 + _TOLERANCE):
             yield (
-                f"conflict: --spec-tps with these phases implies at least {shown(implied)} tokens per cycle, "
+                f"{CONFLICT}--spec-tps with these phases implies at least {shown(implied)} tokens per cycle, "
                 f"more than "
                 f"--steps {typed.steps} can yield"
             )
@@ -106,4 +110,4 @@ def conflicts(typed: Typed) -> Iterator[str]:
 
 def _apart(option: str, value: float, implied: float, formula: str, unit: str) -> Iterator[str]:
     if abs(value - implied) > _TOLERANCE * max(value, implied):
-        yield f"conflict: {option} is {shown(value)} {unit}, but {formula} gives {shown(implied)} {unit}".rstrip()
+        yield f"{CONFLICT}{option} is {shown(value)}{unit}, but {formula} gives {shown(implied)}{unit}"

@@ -65,7 +65,7 @@ def _doubted(finding: Finding, case: Case) -> Finding:
     """Less sure where the run contradicts itself; no vague suspicion where speculation pays."""
     if case.sums.pays and finding.status is Status.UNDECIDED and finding.confidence < _WORTH_SAYING:
         return msgspec.structs.replace(finding, suspect=False)
-    if not case.contradictions or finding.id == "contradictory_evidence":
+    if not case.contradicts_itself or finding.id == "contradictory_evidence":
         return finding
     return msgspec.structs.replace(finding, confidence=finding.confidence * _DOUBT)
 

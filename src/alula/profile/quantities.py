@@ -59,6 +59,7 @@ class Quantity(StrEnum):
     GRAPH_REASON = "graph_reason"  # the engine's own words why there is no graph
     GRAPH_MAX_REQUESTS = "graph_max_requests"  # largest captured batch, in requests
     GRAPH_MAX_TOKENS = "graph_max_tokens"  # largest captured batch, in rows
+    GRAPH_SIZE_OPTION = "graph_size_option"  # what this release calls the option for the largest captured batch
     GRAPH_NODES = "graph_nodes"
     GRAPH_LAUNCH_MS = "graph_launch_ms"  # host time in the launch call, per launch
     GRAPH_LOG_COMPLETE = "graph_log_complete"  # bool: the log spans the end of start-up, so a missing line counts

@@ -71,8 +71,8 @@ SGLANG: Table = {
         ),
         Advice(
             before=(0, 5, 23),
-            text="remove --disable-custom-all-reduce, or --enable-mscclpp; read the start-up log for what is "
-            "refused",
+            text="this release has none for such a box: a release from 0.5.23 on has one "
+            "(SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1); until then compare NCCL_PROTO=LL, set for every rank",
         ),
     ),
     "queue": always("read `#queue-req` in the Decode lines and max_running_requests in server_args"),

@@ -5,6 +5,9 @@ from __future__ import annotations
 from alula.explain.advice.entry import Advice, Table, always
 
 _NEW_SIZES = (0, 12)
+_FULL_GRAPH = (
+    "an attention backend that supports uniform batches in graphs ({how}), or a release that captures this one"
+)
 
 VLLM: Table = {
     "verify_graph": (
@@ -18,9 +21,9 @@ VLLM: Table = {
             "VLLM_LOGGING_LEVEL=DEBUG"
         ),
     ),
-    "full_graph": always(
-        "an attention backend that supports uniform batches in graphs (--attention-backend FLASH_ATTN; before 0.12 "
-        "VLLM_ATTENTION_BACKEND=FLASH_ATTN), or a release that captures this one"
+    "full_graph": (
+        Advice(text=_FULL_GRAPH.replace("{how}", "--attention-backend FLASH_ATTN"), since=_NEW_SIZES),
+        Advice(text=_FULL_GRAPH.replace("{how}", "VLLM_ATTENTION_BACKEND=FLASH_ATTN"), before=_NEW_SIZES),
     ),
     "draft_graph": always(
         "look for a capture line of the drafter ending in (FULL); --cudagraph-metrics does not count the drafter: "
@@ -60,7 +63,10 @@ VLLM: Table = {
     ),
     "steps": always('"num_speculative_tokens": {steps} in --speculative-config'),
     "algorithm": always('"method": "eagle3" in --speculative-config'),
-    "attention": always("--attention-backend FLASH_ATTN, and compare"),
+    "attention": (
+        Advice(text="--attention-backend FLASH_ATTN, and compare", since=_NEW_SIZES),
+        Advice(text="VLLM_ATTENTION_BACKEND=FLASH_ATTN, and compare", before=_NEW_SIZES),
+    ),
     "custom_allreduce": (
         Advice(
             text="VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC=1 (FlashInfer's PCIe kernel; off by default)",
@@ -68,7 +74,8 @@ VLLM: Table = {
         ),
         Advice(
             before=(0, 33),
-            text="remove --disable-custom-all-reduce; read the start-up log for what is refused",
+            text="this release has none for such a box: a release from 0.33 on has one "
+            "(VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC=1); until then compare NCCL_PROTO=LL, set for every rank",
         ),
     ),
     "queue": always("read `Running:` and `Waiting:` of the Engine lines and --max-num-seqs"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alula.explain.advice.lookup import advise
 from alula.explain.case import Case
+from alula.explain.facts import RunFacts
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis
 from alula.explain.hypotheses.support import cited, kilobytes, message_bytes, reductions, verify_rows
@@ -11,6 +12,7 @@ from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
 
 _MAIN = ("custom", "custom_v2", "")
+_WHERE = "in plain steps and in verify"
 
 
 class BackendRefused(Hypothesis):
@@ -24,11 +26,17 @@ class BackendRefused(Hypothesis):
         if case.tp == 1:
             return self.refuted("One rank: there are no all-reduces.", evidence=cited(case.both(Quantity.TP)))
         refused = case.both(Quantity.ALLREDUCE_REFUSED)
-        disabled = tuple(one for one in case.both(Quantity.CUSTOM_ALLREDUCE_DISABLED) if one.value is True)
-        engaged = tuple(one for one in case.both(Quantity.ALLREDUCE_ENGAGED) if one.value is True)
-        main = tuple(one for one in refused if (one.scope.name or "") in _MAIN)
-        if main or disabled:
-            return self._confirmed(case, main, disabled, engaged)
+        engaged = (*_engaged(case.spec), *_engaged(case.plain))
+        plain, spec = (_off(run) for run in (case.plain, case.spec))
+        if plain and not spec and _runs_fast(case.spec, plain):
+            return self.refuted(
+                "It runs in the speculative run; only the plain run has it off, which slows plain steps.",
+                evidence=cited(plain, engaged),
+                confidence=0.6,
+            )
+        if plain or spec:
+            alone = bool(spec) and not plain and _runs_fast(case.plain, spec)
+            return self._confirmed(case, (*spec, *plain), engaged if not alone else (), alone)
         if engaged:
             return self.refuted(
                 f"{engaged[0].scope.name or 'a fast backend'} was engaged.",
@@ -55,15 +63,18 @@ class BackendRefused(Hypothesis):
     def _confirmed(
         self,
         case: Case,
-        refused: tuple[Evidence, ...],
-        disabled: tuple[Evidence, ...],
+        off: tuple[Evidence, ...],
         engaged: tuple[Evidence, ...],
+        alone: bool,
     ) -> Finding:
+        """off: what says so. alone: the plain run has the fast backend, so verify alone pays."""
+        refused = tuple(one for one in off if one.quantity is Quantity.ALLREDUCE_REFUSED)
         what = "Custom all-reduce is off"
         why = f": {_reasons(refused)}" if refused else ": it was switched off by an option."
         count = reductions(case)
         number = f"All {count} all-reduces of a forward" if count else "All all-reduces"
-        text = f"{what}{why} {number} go through NCCL, in plain steps and in verify."
+        where = "in the speculative run alone: the plain run has the fast backend" if alone else _WHERE
+        text = f"{what}{why} {number} go through NCCL, {where}."
         claims = tuple(one for one in case.both(Quantity.ALLREDUCE_CLAIMED) if _positive(one))
         if claims and refused:
             text += (
@@ -76,18 +87,48 @@ class BackendRefused(Hypothesis):
             ms=cost,
             part="verify",
             confidence=0.5 if engaged else 0.8,
-            evidence=cited(refused, disabled, claims, engaged, _timed_evidence(case)),
-            weight=1.2,
-            fix=_fix(case, bool(refused)),
+            evidence=cited(off, claims, engaged, _timed_evidence(case)),
+            weight=2.2 if alone else 1.2,
+            fix=_fix(case, refused),
             next_step=advise(case, "allreduce_path"),
             predicted_speedup=None,
         )
 
 
-def _fix(case: Case, refused: bool) -> str:
+def _off(run: RunFacts) -> tuple[Evidence, ...]:
+    """What says of this run that its fast all-reduce does not run."""
+    refused = tuple(one for one in run.all(Quantity.ALLREDUCE_REFUSED) if (one.scope.name or "") in _MAIN)
+    return (*refused, *(one for one in run.all(Quantity.CUSTOM_ALLREDUCE_DISABLED) if one.value is True))
+
+
+def _engaged(run: RunFacts) -> tuple[Evidence, ...]:
+    """What says that a fast backend ran. NCCL's kernels in a trace say the opposite."""
+    found = (one for one in run.all(Quantity.ALLREDUCE_ENGAGED) if one.value is True)
+    return tuple(one for one in found if "nccl" not in (one.scope.name or "").lower())
+
+
+def _runs_fast(run: RunFacts, off: tuple[Evidence, ...]) -> bool:
+    """Whether this run has what is off in the other: it engaged, or the other's option alone makes the difference."""
+    if _engaged(run):
+        return True
+    option = Quantity.CUSTOM_ALLREDUCE_DISABLED
+    return all(one.quantity is option for one in off) and any(one.value is False for one in run.all(option))
+
+
+# What a refusal's reason calls for, where no other backend on the same ranks would do.
+_CURES = (
+    ("world size", "a number of ranks that it supports, or data parallelism over groups of that many"),
+    ("across nodes", "keep a tensor-parallel group within one node"),
+    ("library", "an installation that has its library"),
+)
+
+
+def _fix(case: Case, refused: tuple[Evidence, ...]) -> str:
     if not refused:
         return "remove the option that switches custom all-reduce off, unless it cures a hang"
-    return f"an all-reduce over peer memory that works on this box: {advise(case, 'custom_allreduce')}"
+    reasons = _reasons(refused).lower()
+    cure = next((cure for word, cure in _CURES if word in reasons), None)
+    return cure or f"an all-reduce over peer memory that works on this box: {advise(case, 'custom_allreduce')}"
 
 
 def _reasons(refused: tuple[Evidence, ...]) -> str:

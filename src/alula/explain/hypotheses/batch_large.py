@@ -52,7 +52,7 @@ class BatchTooLarge(Hypothesis):
             "accepted ones.",
             evidence=seen,
             confidence=0.5,
-            weight=1.5,
+            weight=2.1,  # known rows, where a graph or an all-reduce path is only not known
             fix="smaller k or no tree at this load, speculation only below a batch where it was measured to pay",
             next_step="measure both sides at several loads; " + advise(case, "steps", steps=1),
         )

@@ -52,7 +52,7 @@ class DraftWithoutGraph(Hypothesis):
     def _confirmed(self, case: Case, evidence: tuple[Evidence, ...], missing: bool = False) -> Finding:
         steps = case.sums.steps
         cost = eager_cost(case, ("draft",))
-        count = f"{steps} eager draft forwards a cycle" if steps else "each draft forward is eager"
+        count = f"{steps} eager draft forwards a cycle" if steps else "Each draft forward is eager"
         why = (
             "The log has no capture line of the draft's full graph, though start-up ended, and the engine "
             "lowered the graph "

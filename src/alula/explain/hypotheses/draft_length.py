@@ -10,6 +10,7 @@ from alula.explain.hypotheses.support import cited, of_figures
 from alula.explain.sweep import SweepPoint
 from alula.profile.quantities import Quantity
 
+_WORKS = 0.15  # acceptance at position 0 under which a head is broken or wired wrongly
 _WORTH_IT = 1.03  # another k must promise this much more to be named
 
 
@@ -24,6 +25,12 @@ class DraftLength(Hypothesis):
         rated = [point for point in case.sweep if point.tokens_per_s]
         if len(rated) > 1:
             return self._measured(case, rated)
+        if case.sums.by_position and case.sums.by_position[0] < _WORKS:
+            return self.unknown(
+                "The first draft is hardly ever accepted: the head is the matter, not how often it is asked.",
+                evidence=cited(case.spec.all(Quantity.ACCEPTANCE, position=0)),
+                next_step=advise(case, "acceptance"),
+            )
         computed = _computed(case)
         if not computed or case.sums.steps is None:
             return self._last_position(case)
@@ -70,7 +77,7 @@ class DraftLength(Hypothesis):
 
     def _last_position(self, case: Case) -> Finding:
         positions = case.sums.by_position
-        if positions and len(positions) > 1 and positions[-1] < 0.1 and case.sums.pays is False:
+        if len(positions) > 1 and positions[-1] < 0.1 and case.sums.pays is False:
             return self.suspected(
                 f"The last draft is accepted in {100 * positions[-1]:.0f} % of the cycles: it hardly earns "
                 f"its row.",

@@ -7,7 +7,7 @@ from alula.explain.case import Case
 from alula.explain.facts import RunFacts
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis
-from alula.explain.hypotheses.support import cited
+from alula.explain.hypotheses.support import cited, matters
 from alula.explain.rates import best
 from alula.profile.evidence import Evidence, Label
 from alula.profile.quantities import Quantity
@@ -40,9 +40,12 @@ class DraftTensorParallel(Hypothesis):
             return self.confirmed(
                 found[0], evidence=found[1], confidence=0.6, part="draft", fix=step, next_step=step
             )
-        one = case.spec.number(Quantity.DRAFT_STEP_MS)
-        plain = case.sums.plain_ms
-        spread = in_force or asked
+        return self._spread(case, in_force or asked, step)
+
+    def _spread(self, case: Case, spread: Evidence | None, step: str) -> Finding:
+        """By the number of ranks alone. spread: what tells the draft's."""
+        ranks = case.tp
+        one, plain = case.spec.number(Quantity.DRAFT_STEP_MS), case.sums.plain_ms
         if spread is not None and spread.number == 1:
             return self.refuted("The draft is asked to run on one rank.", evidence=cited(spread), confidence=0.6)
         wide = spread is not None and (spread.number or 1) > 1
@@ -58,7 +61,23 @@ class DraftTensorParallel(Hypothesis):
                 fix=step,
                 next_step=f"{step}; then compare the time of one draft step",
             )
+        if (whole := _whole_model(case)) and (ranks or 1) > 1 and matters(case):
+            return self.suspected(
+                f"The draft is a model of its own, and nothing says that it is kept off the {ranks} ranks: each of its "
+                "layers then pays two all-reduces, which take longer than its mathematics.",
+                evidence=cited(whole, case.spec.all(Quantity.DRAFT_MODEL), case.both(Quantity.TP)),
+                confidence=0.4,
+                weight=2.1,
+                part="draft",
+                next_step=f"{step}; then compare the time of one draft step",
+            )
         return self.unknown("Over how many ranks the draft runs is not known.", next_step=step)
+
+
+def _whole_model(case: Case) -> tuple[Evidence, ...]:
+    """What says that a whole small model drafts, and not a head of one layer."""
+    found = case.spec.all(Quantity.ALGORITHM)
+    return tuple(one for one in found if str(one.value).lower() in ("standalone", "draft_model"))
 
 
 def _by_tp(case: Case) -> dict[int, dict[Label, Evidence]]:

@@ -24,6 +24,7 @@ from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
 
 _MAIN, _SMALL = 0.5, 0.25  # of the excess to explain
+_NEARLY_ALL = 1.15  # experts of a verify over those of a plain step
 
 
 class ExpertUnion(Hypothesis):
@@ -115,11 +116,20 @@ class ExpertUnion(Hypothesis):
         experts = case.number(Quantity.NUM_EXPERTS) or (shape.num_experts if shape else None)
         each = case.number(Quantity.EXPERTS_PER_TOKEN) or (shape.experts_per_token if shape else None)
         if experts and each and rows and 1 <= each <= experts:
-            union = expected_union(int(experts), int(each), rows)
+            plain_rows = max(1, round(case.sums.batch))
+            union, plain = (expected_union(int(experts), int(each), count) for count in (rows, plain_rows))
+            told = (
+                f"{rows} rows are expected to touch {shown(union)} of {experts:.0f} experts, {shown(union / plain)} "
+                f"times the {shown(plain)} of a plain step"
+            )
+            if union < _NEARLY_ALL * plain:
+                return self.refuted(
+                    f"{told}: with {plain_rows} requests a plain step reads nearly as many.",
+                    evidence=seen,
+                    confidence=0.6,
+                )
             return self.suspected(
-                f"{rows} rows are expected to touch {shown(union)} of {experts:.0f} experts, "
-                f"{shown(union / each)} times those of "
-                "one row; what that costs needs the GPU's bandwidth, the model's size and the number of ranks.",
+                f"{told}; what that costs needs {_unknown(case)}.",
                 evidence=seen,
                 confidence=0.3,
                 suspect=matters(case),
@@ -170,6 +180,18 @@ def extra_traffic(case: Case) -> ExtraTraffic | None:
         ms_most=(verify.total_most - plain.total) / per_ms,
         bandwidth=f"{shown(gpu.memory_bytes_per_s / 1e12)} TB/s ({gpu.source})",
     )
+
+
+def _unknown(case: Case) -> str:
+    """What is missing to turn experts into milliseconds."""
+    name = case.text(Quantity.GPU)
+    parts = [
+        ("the GPU's bandwidth (--gpu)", find_gpu(name) if name else None),
+        ("the model's size (--model)", shape_of(case)),
+        ("the number of ranks (--tp)", case.tp),
+    ]
+    missing = [what for what, known in parts if known is None]
+    return " and ".join([", ".join(missing[:-1]), missing[-1]] if len(missing) > 1 else missing) or "a measurement"
 
 
 def _measured(case: Case) -> dict[int, Evidence] | None:

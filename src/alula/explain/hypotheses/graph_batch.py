@@ -23,7 +23,10 @@ class BatchOverGraph(Hypothesis):
 
     def judge(self, case: Case) -> Finding:
         running = running_requests(case)
-        limits = (case.spec.all(Quantity.GRAPH_MAX_REQUESTS), case.spec.all(Quantity.GRAPH_MAX_TOKENS))
+        if off := tuple(one for one in case.spec.all(Quantity.GRAPHS_DISABLED) if one.value is True):
+            return self.refuted("Graphs are switched off altogether: no size is the cause.", evidence=cited(off))
+        sizes = (Quantity.GRAPH_MAX_REQUESTS, Quantity.GRAPH_MAX_TOKENS)
+        limits = tuple(tuple(one for one in case.spec.all(size) if one.number) for size in sizes)
         if running is None or not (limits[0] or limits[1]):
             return self.unknown(
                 "The load or the captured sizes are not known.", next_step=advise(case, "verify_graph")
@@ -41,7 +44,17 @@ class BatchOverGraph(Hypothesis):
                 evidence=cited(seen, told.replayed),
                 confidence=0.3,
             )
-        rows = round(count) * width
+        return self._confirmed(case, over, count, limits, cited(seen, told.eager), bool(told.eager))
+
+    def _confirmed(
+        self,
+        case: Case,
+        over: str,
+        count: float,
+        limits: tuple[tuple[Evidence, ...], ...],
+        seen: tuple[Evidence, ...],
+        eager: bool,
+    ) -> Finding:
         text = over
         if (number_of(limits[0]) or _DOCUMENTED + 1) <= _DOCUMENTED:
             text += " A cap this small is made for one or two requests, as examples in documentation have it."
@@ -53,12 +66,19 @@ class BatchOverGraph(Hypothesis):
         return self.confirmed(
             text,
             part="verify",
-            confidence=0.9 if told.eager else 0.75,
-            evidence=cited(seen, told.eager),
+            confidence=0.9 if eager else 0.75,
+            evidence=seen,
             weight=2.5,
-            fix=advise(case, "raise_graph_batch", size=round(count), rows=rows),
+            fix=_fix(case, round(count)),
             next_step=advise(case, "verify_graph"),
         )
+
+
+def _fix(case: Case, count: int) -> str:
+    """With the option that the engine's own dump names; else the one of its version."""
+    if (option := case.spec.text(Quantity.GRAPH_SIZE_OPTION)) is not None:
+        return f"{option} {count}"
+    return advise(case, "raise_graph_batch", size=count, rows=count * (case.sums.width or 1))
 
 
 def running_requests(case: Case) -> tuple[float, Evidence] | None:
@@ -74,7 +94,7 @@ def running_requests(case: Case) -> tuple[float, Evidence] | None:
     return (found[0].number or 0.0, found[0]) if found else None
 
 
-def _over(limits: tuple[tuple[Evidence, ...], tuple[Evidence, ...]], count: float, width: int) -> str | None:
+def _over(limits: tuple[tuple[Evidence, ...], ...], count: float, width: int) -> str | None:
     requests = max((one.number or 0.0 for one in limits[0]), default=None)
     tokens = max((one.number or 0.0 for one in limits[1]), default=None)
     if requests is not None and count > requests:

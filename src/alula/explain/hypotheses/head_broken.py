@@ -58,7 +58,7 @@ class HeadBroken(Hypothesis):
             )
         if not exact or first > _NEAR:
             return self._weak(case, first, exact, told, seen)
-        text = f"{_degree(first)} {told}{_then(case)}"
+        text = " ".join(filter(None, [_degree(first), told])) + _then(case)
         fix = _fix(case, causes)
         if first > _WRONG or _one_line(known_from, causes):
             return self.suspected(

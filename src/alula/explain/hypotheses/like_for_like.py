@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alula.explain.case import Case
 from alula.explain.facts import RunFacts, same_value
+from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis
 from alula.explain.hypotheses.support import cited
 from alula.profile.evidence import Evidence
@@ -36,6 +37,8 @@ _COMPARED = (
     Quantity.NCCL_VERSION,
     Quantity.DRIVER,
 )
+_OF_GRAPHS = (Quantity.GRAPH_MODE, Quantity.GRAPH_MAX_REQUESTS, Quantity.GRAPH_MAX_TOKENS)
+_LOADS = (Quantity.NUM_RUNNING, Quantity.CONCURRENCY, Quantity.BATCH)
 _OF_SPECULATION = ("spec", "draft", "port", "host", "served-model-name", "model-path", "tokenizer", "log", "eagle")
 # Of a load generator, whose command stands in one file only.
 _OF_CLIENT: tuple[str, ...] = (
@@ -56,7 +59,12 @@ class NotLikeForLike(Hypothesis):
             return self.unknown(
                 "There is one run.", next_step="give the other run's log or command with --baseline FILE"
             )
-        pairs = [*_settings(case.plain, case.spec), *_variables(case.plain, case.spec), *_flags(case)]
+        pairs = [
+            *_loads(case),
+            *_settings(case.plain, case.spec),
+            *_variables(case.plain, case.spec),
+            *_flags(case),
+        ]
         same = sum(1 for quantity in _COMPARED if _both(case, quantity))
         if not pairs:
             if same >= 2:
@@ -79,10 +87,30 @@ class NotLikeForLike(Hypothesis):
 _Pair = tuple[str, tuple[Evidence, ...]]
 
 
+def _loads(case: Case) -> list[_Pair]:
+    """Requests at once, where they are so far apart that neither rates nor steps can be compared."""
+    if case.sums.loads is None or _both(case, Quantity.CONCURRENCY):  # compared as it was asked for
+        return []
+    plain, spec = case.sums.loads
+    found = cited(*(_load_of(run, batch) for run, batch in ((case.plain, plain), (case.spec, spec))))
+    return [(f"requests at once {shown(plain)} against {shown(spec)}", found)]
+
+
+def _load_of(run: RunFacts, batch: float) -> Evidence | None:
+    """What tells of this load."""
+    told = (one for quantity in _LOADS for one in run.all(quantity) if one.number == batch)
+    return next(told, next((one for one in run if one.scope.batch == batch), None))
+
+
 def _settings(plain: RunFacts, spec: RunFacts) -> list[_Pair]:
     found: list[_Pair] = []
+    switched_off = _graphs_off(plain) or _graphs_off(spec)
     for quantity in _COMPARED:
         left, right = plain.all(quantity), spec.all(quantity)
+        if (
+            quantity in _OF_GRAPHS and switched_off
+        ):  # their switch is compared; what follows from it is not told too
+            continue
         if quantity is Quantity.GRAPH_MODE:  # what was asked for; a downgrade is a finding of its own
             left, right = (tuple(one for one in side if one.scope.phase != "verify") for side in (left, right))
         same = any(same_value(one.value, two.value) for one in left for two in right)
@@ -97,6 +125,10 @@ def _settings(plain: RunFacts, spec: RunFacts) -> list[_Pair]:
                     (f"{quantity.value.replace('_', ' ')} {side[0].value} is set for {where} alone", (side[0],))
                 )
     return found
+
+
+def _graphs_off(run: RunFacts) -> bool:
+    return any(one.value is True for one in run.all(Quantity.GRAPHS_DISABLED))
 
 
 def _commands(plain: RunFacts, spec: RunFacts) -> bool:

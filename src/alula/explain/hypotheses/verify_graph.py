@@ -7,7 +7,7 @@ from alula.explain.case import Case
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis
 from alula.explain.hypotheses.graphs import eager_cost, graph_modes, replays
-from alula.explain.hypotheses.support import cited, excess_ms, slow_verify
+from alula.explain.hypotheses.support import cited, excess_ms, of_figures, slow_verify
 from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
 
@@ -88,7 +88,7 @@ class VerifyWithoutGraph(Hypothesis):
                 "eager launches "
                 "are a usual reason.",
                 confidence=0.3,
-                evidence=case.sums.verify_steps.evidence if case.sums.verify_steps else (),
+                evidence=of_figures(case.sums.verify_steps or case.sums.break_even),
                 weight=2.0,
                 next_step=advise(case, "verify_graph"),
             )

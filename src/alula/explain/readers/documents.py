@@ -61,6 +61,16 @@ def _inside(place: Place, document: Mapping[str, Any], depth: int) -> bool:
     return found
 
 
+def _verdict(place: Place, document: Mapping[str, Any]) -> bool:
+    """What `alula explain --json` wrote: conclusions, some of them bounds, and no evidence for new ones."""
+    if not {"schema", "answer", "findings", "waterfall"} <= document.keys():
+        return False
+    place.sink.note(
+        f"{place.sink.source}: a verdict of alula explain, not evidence; give the files it was made from"
+    )
+    return True
+
+
 def _server_info(place: Place, document: Mapping[str, Any]) -> bool:
     """SGLang's /server_info (once /get_server_info): its arguments, flat, and its state."""
     if "model_path" not in document or "tp_size" not in document:
@@ -255,6 +265,7 @@ def _number(value: Any) -> float | None:
 
 
 _READERS: tuple[Callable[[Place, Mapping[str, Any]], bool], ...] = (
+    _verdict,
     _server_info,
     _vllm_info,
     _model_config,

@@ -27,7 +27,8 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
 _PATTERNS: tuple[tuple[str, Meaning], ...] = (
     (
         r"speed ?up|wall|total token|input token throughput|peak|duration|request throughput"
-        r"|prompt throughput|std|p9\d|p50",
+        r"|prompt throughput|std|p9\d|p50"
+        r"|break.?even|ceiling|\bneeded\b|required|predicted|theoretical|\bdelta\b|δ|\bgain\b|improvement|\bchange\b",
         Meaning(),
     ),
     (r"^(?:min|max)\b(?!.*concurren)", Meaning()),

@@ -256,11 +256,11 @@ def largest(value: Any) -> int | None:
 
 
 def _graph_tokens(place: Place, engine: str, value: Any) -> None:
-    place.add(Q.GRAPH_MAX_TOKENS, largest(value))
+    place.add(Q.GRAPH_MAX_TOKENS, largest(value) or None)  # 0: switched off, which is no size
 
 
 def _graph_requests(place: Place, engine: str, value: Any) -> None:
-    place.add(Q.GRAPH_MAX_REQUESTS, largest(value))
+    place.add(Q.GRAPH_MAX_REQUESTS, largest(value) or None)
 
 
 def _graph_config(place: Place, engine: str, value: Any) -> None:

@@ -23,6 +23,7 @@ _CAPTURE_BS = re.compile(r"Capture (draft extend |draft )?cuda graph bs \[([\d,\
 _CAPTURING = re.compile(r"Capturing batches \(bs=(\d{1,9})\b")
 _BACKEND = re.compile(r"Attention backend not (?:set|specified)\. Use (\S+) backend by default")
 _MAX_RUNNING = re.compile(r"max_running_requests=(\d+)")
+_SIZE_OPTIONS = ("cuda_graph_max_bs_decode", "cuda_graph_max_bs")  # newest first
 _VERSION = re.compile(r"(?:sglang|SGLang)[ _]?(?:version|==|v)[ :=]*v?(\d+\.\d+[\w.+\-]*)")
 _ERROR = re.compile(r"(?:Scheduler hit an exception|Capture cuda graph failed|CUDA graph capture failed)[^\n]*")
 _PHASES = {"draft extend ": "extend", "draft ": "draft", "": "verify", None: "verify"}
@@ -111,6 +112,8 @@ class SglangLog:
         place.add(Quantity.ENGINE, ENGINE)
         if not self._speculates:
             place.add(Quantity.ALGORITHM, "none")
+        option = next((name for name in _SIZE_OPTIONS if name in arguments), None)
+        place.add(Quantity.GRAPH_SIZE_OPTION, option and f"--{option.replace('_', '-')}")
         add_settings(place, ENGINE, {name: value for name, value in arguments.items() if value is not None})
 
     def _start_up(self, place: Place) -> None:

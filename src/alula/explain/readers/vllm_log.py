@@ -160,7 +160,11 @@ class VllmLog:
         if match := _MODE.search(text):
             mode = graph_mode(match[2])
             place.add(Q.GRAPH_MODE, mode, phase="verify" if "spec" in text else "target")
-            place.add(Q.GRAPH_REASON, text.strip(), phase="verify" if "spec" in text else "target")
+            place.add(
+                Q.GRAPH_REASON,
+                text[text.index("CUDAGraphMode") :].strip(),
+                phase="verify" if "spec" in text else "target",
+            )
         for mode_name, _, size in _PROFILED.findall(text):
             place.add(Q.GRAPH_CAPTURED, True, phase="target", variant=mode_name.lower())
             place.add(Q.GRAPH_MAX_TOKENS, int(size[:9]), phase="target", variant=mode_name.lower())
