@@ -54,7 +54,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Laboratory:
-    """One engine under examination. `asked` are the served prompts as token ids, for experiments inside of ranks."""
+    """One engine under examination. `texts` are the served prompts with their plain answers, as token ids."""
 
     def __init__(self, llm: Measured, workload: Workload) -> None:
         self.llm = llm
@@ -62,7 +62,7 @@ class Laboratory:
         self.described = llm.describe()
         self.plain_cycles: list[CycleRecord] = []
         self.drafted_cycles: list[CycleRecord] = []
-        self.asked: list[tuple[int, ...]] = []
+        self.texts: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.sizes: Sizes | None = None
         self._sinks: dict[tuple[str, Label], Sink] = {}
         self._kept: list[Sink] = []
@@ -136,7 +136,7 @@ class Laboratory:
         )
         return tuple(
             RequestSpec(request_id=f"{name}-{index}", prompt_ids=ids, sampling=sampling, steps=steps)
-            for index, ids in enumerate(self.asked[:count])
+            for index, ids in enumerate(list(self.texts)[:count])
         )
 
     def plain_ms(self) -> float | None:

@@ -39,6 +39,7 @@ class Quantity(StrEnum):
     # --- acceptance
     TOKENS_PER_CYCLE = "tokens_per_cycle"  # accepted + 1: the bonus token is counted
     ACCEPTANCE = "acceptance"  # share of all cycles whose draft at `position` (0 first) was accepted
+    ACCEPTANCE_GAIN = "acceptance_gain"  # of first drafts, over the reading in use on the same tokens (variant)
     ACCEPTED_PER_DRAFTED = "accepted_per_drafted"  # 0..1
     NUM_DRAFTED = "num_drafted"
     NUM_ACCEPTED = "num_accepted"
@@ -183,6 +184,7 @@ _UNITS = {
 }
 _SHARES = {
     Quantity.ACCEPTANCE,
+    Quantity.ACCEPTANCE_GAIN,
     Quantity.ACCEPTED_PER_DRAFTED,
     Quantity.KV_USAGE,
     Quantity.UTILISATION,

@@ -12,6 +12,7 @@ from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
 
 ALONE = "alone"  # variant of COLLECTIVE_MS: the same calls, by times measured when nothing else ran
+OF_RANK_0 = "rank 0"  # name of COLLECTIVE_WAIT_MS by phase; those by rank are of whole cycles
 _HEAVY, _LIGHT = 0.25, 0.1  # of a cycle
 _ALIKE = 0.5  # decode's excess over verify's: above it, both suffer
 _PHASES = ("draft", "verify", "extend")

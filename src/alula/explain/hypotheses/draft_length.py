@@ -11,6 +11,8 @@ from alula.explain.sweep import SweepPoint
 from alula.profile.quantities import Quantity
 
 _WORTH_IT = 1.03  # another k must promise this much more to be named
+_WORTH_COMPUTED = 1.06  # the same where it is computed, not measured
+_HARDLY = 0.1  # of the cycles: a position that is accepted more seldom earns little
 _LARGE_GAIN = 1.1  # from here on the wrong k is a cost, not fine tuning
 
 
@@ -34,7 +36,7 @@ class DraftLength(Hypothesis):
             f"{k}: {computed[k]:.3g}" for k in sorted(computed)
         )
         seen = cited(case.spec.all(Quantity.ACCEPTANCE), of_figures(case.sums.draft_ms, case.sums.cycle_ms))
-        if best != used and computed[best] > _WORTH_IT * computed[used]:
+        if best != used and computed[best] > _WORTH_COMPUTED * computed[used]:
             gain = case.sums.speedup.value * computed[best] / computed[used] if case.sums.speedup else None
             large = computed[best] > _LARGE_GAIN * computed[used] and _rows_known(case)
             return self.confirmed(
@@ -112,8 +114,8 @@ def _costs(case: Case) -> dict[int, float]:
     sums = case.sums
     if not sums.by_position or sums.cycle_ms is None or sums.draft_ms is None or not sums.steps:
         return {}
-    if len(sums.by_position) < sums.steps:
-        return {}
+    if len(sums.by_position) < sums.steps and sums.by_position[-1] > _HARDLY:
+        return {}  # what is not told of later positions is at most what the last one has
     own = "alula" in case.engine  # there the first of k drafts is the extend's, so that k drafts take k - 1 steps
     each = sums.draft_ms.value / max(1, sums.steps - 1 if own else sums.steps)
     rows = _rows(case)

@@ -6,7 +6,7 @@ from alula.explain.advice.lookup import advise
 from alula.explain.case import Case
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis
-from alula.explain.hypotheses.collectives_slow import ALONE
+from alula.explain.hypotheses.collectives_slow import ALONE, OF_RANK_0
 from alula.explain.hypotheses.support import cited, of_figures
 from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
@@ -67,7 +67,7 @@ class DraftTooSlow(Hypothesis):
         others = _collectives(case)
         excess = total - expected - others
         told += f" By the target's own rate a draft of this size would take {shown(expected)} ms."
-        told += f" Its collectives take {shown(others)} ms more than alone." if others else ""
+        told += f" Its collectives take {shown(others)} ms more than alone, waiting included." if others else ""
         seen = cited(seen, case.spec.all(Quantity.EXPECTED_MS))
         if excess >= _SLOWER * expected and excess >= _LIGHT * total:
             return self.confirmed(
@@ -97,10 +97,11 @@ def _expected(case: Case) -> float | None:
 
 
 def _collectives(case: Case) -> float:
-    """What the draft's collectives take beyond the same calls alone."""
+    """What the draft's collectives take beyond the same calls alone, waiting for other ranks included."""
     total = 0.0
     for phase in ("draft", "extend"):
         served = case.spec.number(Quantity.COLLECTIVE_MS, phase=phase, variant=None)
         alone = case.spec.number(Quantity.COLLECTIVE_MS, phase=phase, variant=ALONE)
-        total += max(0.0, (served or 0.0) - (alone or 0.0))
+        waited = case.spec.number(Quantity.COLLECTIVE_WAIT_MS, phase=phase, name=OF_RANK_0)
+        total += max(0.0, (served or 0.0) - (alone or 0.0)) + (waited or 0.0)
     return total

@@ -22,7 +22,7 @@ _WRONG, _NEAR, _WORKS = 0.05, 0.15, 0.3
 OTHER_LAYERS = "boundaries "  # variant of an acceptance measured with other aux layers
 IN_USE = "in use"  # name of such an acceptance where these are the layers that the head reads
 _MUCH_BETTER = 1.5
-_CLEARLY = 3.0  # standard errors
+_CLEARLY = 0.02  # of the tokens, by the median of several stretches of text
 _LONGEST_CHAIN = 8  # drafts assumed where k is not known, which makes the bound a weak one
 
 
@@ -145,8 +145,8 @@ def _positions_are_cut(case: Case) -> bool:
 def _other_layers(case: Case, first: float) -> tuple[float, Evidence | None]:
     """(acceptance with the layers in use, an experiment in which the head read others and was accepted far oftener).
 
-    Where the experiment tried the layers in use too, that is what the others are compared with, and a difference that
-    is clear for so many cycles is enough; else it must be a large one.
+    Where the experiment tried the layers in use too, on the same tokens, a gain in nearly every stretch of text is
+    enough; else it must be a large one.
     """
     tried = [
         one
@@ -161,12 +161,9 @@ def _other_layers(case: Case, first: float) -> tuple[float, Evidence | None]:
     most = best_one.number or 0.0
     if in_use is None:
         return first, best_one if most >= max(_MUCH_BETTER * first, first + 0.1) else None
-    own = in_use.number or 0.0
-    spread = sum(
-        share * (1 - share) / max(1, count)
-        for share, count in ((own, in_use.num_samples), (most, best_one.num_samples))
-    )
-    return own, best_one if most > own + max(0.02, _CLEARLY * spread**0.5) else None
+    gain = case.spec.first(Quantity.ACCEPTANCE_GAIN, variant=best_one.scope.variant)
+    sure = gain is not None and gain.low is not None and gain.low > 0 and (gain.number or 0.0) > _CLEARLY
+    return in_use.number or 0.0, best_one if sure else None
 
 
 def _yield_ratio(case: Case, better: Evidence) -> float | None:

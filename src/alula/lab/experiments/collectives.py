@@ -14,7 +14,7 @@ import msgspec
 
 from alula.comm.table import MeasuredTable
 from alula.core.records import CycleRecord
-from alula.explain.hypotheses.collectives_slow import ALONE
+from alula.explain.hypotheses.collectives_slow import ALONE, OF_RANK_0
 from alula.lab.budget import Share
 from alula.lab.experiment import Experiment
 from alula.lab.laboratory import Laboratory
@@ -25,6 +25,7 @@ from alula.profile.quantities import Quantity
 
 FEWEST_TOKENS, MOST_TOKENS = 16, 96
 WARM_UP_CYCLES = 3
+_PHASES = ("draft", "verify", "extend")
 
 
 class Collectives(Experiment):
@@ -56,6 +57,7 @@ class CycleCosts(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ms: dict[str, float]
     calls: dict[str, list[tuple[str, int]]]
     waited_ms: tuple[float, ...]
+    waited_in_ms: dict[str, float]  # of rank 0, by phase
 
 
 def costs_by_cycle(ranks: Sequence[Served]) -> Iterator[CycleCosts]:
@@ -64,19 +66,20 @@ def costs_by_cycle(ranks: Sequence[Served]) -> Iterator[CycleCosts]:
     decoding = {index for index, cycle in enumerate(ranks[0].cycles) if _decodes(cycle)}
     by_cycle: dict[int, list[tuple[Heard, ...]]] = {}
     for call in calls:
-        if call[0].cycle in decoding and call[0].phase != "other":
+        if call[0].cycle in decoding and call[0].phase in _PHASES:
             by_cycle.setdefault(call[0].cycle, []).append(call)
     for index in sorted(by_cycle)[WARM_UP_CYCLES:]:
         transfer: dict[str, float] = {}
         made: dict[str, list[tuple[str, int]]] = {}
-        waited = [0.0] * len(ranks)
+        waited, waited_in = [0.0] * len(ranks), dict.fromkeys(_PHASES, 0.0)
         for call in by_cycle[index]:
             least = min(one.ms for one in call)
             transfer[call[0].phase] = transfer.get(call[0].phase, 0.0) + least
             made.setdefault(call[0].phase, []).append((call[0].op, call[0].num_bytes))
             for rank, one in enumerate(call):
                 waited[rank] += one.ms - least
-        yield CycleCosts(transfer_ms=transfer, calls=made, waited_ms=tuple(waited))
+            waited_in[call[0].phase] += call[0].ms - least
+        yield CycleCosts(transfer_ms=transfer, calls=made, waited_ms=tuple(waited), waited_in_ms=waited_in)
 
 
 def _decodes(cycle: CycleRecord) -> bool:
@@ -95,6 +98,9 @@ def _tell(laboratory: Laboratory, name: str, ranks: Sequence[Served], label: Lab
             alone = _alone_ms(table, cost.calls[phase])
             if alone is not None:
                 laboratory.times(name, Quantity.COLLECTIVE_MS, [alone], label=label, variant=ALONE, **scope)
+        for phase, ms in cost.waited_in_ms.items():
+            if not plain:
+                laboratory.times(name, Quantity.COLLECTIVE_WAIT_MS, [ms], label=label, phase=phase, name=OF_RANK_0)
         for rank, ms in enumerate(cost.waited_ms):
             laboratory.times(name, Quantity.COLLECTIVE_WAIT_MS, [ms], label=label, rank=rank)
     for served in ranks:

@@ -62,8 +62,7 @@ class ServedCycles(Experiment):
             laboratory.drafted_cycles += [cycle for cycle in cycles if cycle.drafted]
             if answer.token_ids and not workload.textless:
                 unique.append(len(set(answer.token_ids)) / len(answer.token_ids))
-        if tuple(answer.prompt_ids) not in laboratory.asked:
-            laboratory.asked.append(tuple(answer.prompt_ids))
+        laboratory.texts[tuple(answer.prompt_ids)] = tuple(answer.token_ids)
 
 
 def _decoding(cycles: Sequence[CycleRecord]) -> list[CycleRecord]:
