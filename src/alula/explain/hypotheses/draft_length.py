@@ -6,13 +6,12 @@ from alula.explain.advice.lookup import advise
 from alula.explain.case import Case
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis, Tier
-from alula.explain.hypotheses.support import cited, of_figures
+from alula.explain.hypotheses.support import FORCED_ACCEPTANCE, cited, of_figures
 from alula.explain.sweep import SweepPoint
 from alula.profile.quantities import Quantity
 
 _WORTH_IT = 1.03  # another k must promise this much more to be named
 _WORTH_COMPUTED = 1.06  # the same where it is computed, not measured
-_HARDLY = 0.1  # of the cycles: a position that is accepted more seldom earns little
 _LARGE_GAIN = 1.1  # from here on the wrong k is a cost, not fine tuning
 
 
@@ -24,6 +23,9 @@ class DraftLength(Hypothesis):
     needs = ("steps", "tokens_per_s", "acceptance", "draft_ms")
 
     def judge(self, case: Case) -> Finding:
+        forced = case.spec.all(Quantity.FLAG, name=FORCED_ACCEPTANCE)
+        if forced:
+            return self.unknown("Acceptance was forced, so no k is better than another.", evidence=forced)
         rated = [point for point in case.sweep if point.tokens_per_s]
         if len(rated) > 1:
             return self._measured(case, rated)
@@ -114,8 +116,8 @@ def _costs(case: Case) -> dict[int, float]:
     sums = case.sums
     if not sums.by_position or sums.cycle_ms is None or sums.draft_ms is None or not sums.steps:
         return {}
-    if len(sums.by_position) < sums.steps and sums.by_position[-1] > _HARDLY:
-        return {}  # what is not told of later positions is at most what the last one has
+    if len(sums.by_position) < sums.steps:
+        return {}
     own = "alula" in case.engine  # there the first of k drafts is the extend's, so that k drafts take k - 1 steps
     each = sums.draft_ms.value / max(1, sums.steps - 1 if own else sums.steps)
     rows = _rows(case)

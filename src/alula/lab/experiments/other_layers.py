@@ -28,7 +28,7 @@ MOST_TEXTS, MOST_SERVED_TOKENS = 24, 64
 
 class OtherLayers(Experiment):
     name = "other_layers"
-    share = 0.2
+    share = 0.3
     least_s = 2.0
 
     def refusal(self, laboratory: Laboratory) -> str | None:

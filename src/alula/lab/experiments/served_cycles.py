@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from alula.core.records import CycleRecord
+from alula.explain.hypotheses.support import FORCED_ACCEPTANCE
 from alula.explain.readers.records import RecordsReader
 from alula.explain.sink import Sink
 from alula.lab.budget import Share
@@ -79,6 +80,11 @@ def _tell(laboratory: Laboratory, unique: Sequence[float]) -> None:
     text = b"\n".join(msgspec.json.encode(record) for record in lines) + b"\n"
     RecordsReader().read(io.BytesIO(text), sink)
     laboratory.keep(sink)
+    forced = laboratory.described.facts.get("forced_tokens_per_cycle")
+    if forced is not None and laboratory.drafted_cycles:
+        laboratory.add(
+            "served_cycles", Quantity.FLAG, float(forced), label=Label.SPECULATIVE, name=FORCED_ACCEPTANCE
+        )
     if not laboratory.has_draft:
         laboratory.add("served_cycles", Quantity.ALGORITHM, "none", label=Label.BASELINE)
     if unique and laboratory.drafted_cycles:
