@@ -43,7 +43,7 @@ from alula.models.source import ModelSource  # noqa: E402
 
 REAL = "smollm2-135m"
 MS_TOLERANCE, SPEEDUP_TOLERANCE, REMAINDER_SHARE = 0.15, 0.10, 0.15
-ATTEMPTS, DRIFT = 2, 0.12
+ATTEMPTS, DRIFT = 5, 0.12
 FORCED = 2.5  # tokens per cycle of random weights
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu"}
 SHAPES = {
@@ -265,14 +265,17 @@ def run(setup: Setup, budget_s: float) -> dict[str, Any]:
     return as_document(found.verdict)
 
 
-def attempt(case: Case, budget_s: float) -> dict[str, Any]:
-    """The case without its fault, with it, and fixed, one right after the other."""
+def attempt(case: Case, budget_s: float, last: bool) -> dict[str, Any]:
+    """The case without its fault, with it, and fixed, one right after the other. Unless it is the last attempt, it ends
+    early where the machine's speed has changed."""
     healthy = run(case.healthy, budget_s)
     if not case.expects:
         return _judged(case, healthy, healthy, healthy)
     planted = case.planted or case.healthy
     with case.plant(healthy):
         faulty = run(planted, budget_s)
+    if not last and _drift((healthy, faulty)) > DRIFT:
+        return {"machine_drift": _drift((healthy, faulty))}
     first = _confirmed(faulty)[:1]
     named = bool(first) and first[0]["id"] == case.expects[0]
     fixed = run(case.fix(planted, first[0]) if case.fix is not None and named else case.healthy, budget_s)
@@ -282,7 +285,7 @@ def attempt(case: Case, budget_s: float) -> dict[str, Any]:
 def measure(case: Case, budget_s: float) -> dict[str, Any]:
     """The first attempt in which the machine kept its speed, or the last one; how many there were stands in it."""
     for number in range(1, ATTEMPTS + 1):
-        found = attempt(case, budget_s) | {"attempts": number}
+        found = attempt(case, budget_s, number == ATTEMPTS) | {"attempts": number}
         if found["machine_drift"] <= DRIFT:
             break
         print(f"{case.name}: the machine's speed changed by {100 * found['machine_drift']:.0f} %", flush=True)
