@@ -105,7 +105,7 @@ class FakeEngine:
         self._cycles += self.cycles(drafts, sampling.max_tokens)
         tokens = range(sampling.max_tokens)
         ids = tuple(7 for _ in tokens) if self.looping else tuple(tokens)
-        return [SimpleNamespace(prompt_ids=tuple(prompts[0]), token_ids=ids)]
+        return [SimpleNamespace(prompt_ids=tuple(prompts[0]), token_ids=ids, error=None)]
 
     def cycles(self, drafts: int, num_tokens: int) -> list[CycleRecord]:
         found, emitted = [], 0

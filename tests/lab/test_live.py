@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fake_engine import REDUCTIONS, FakeEngine
 
-from alula.core.errors import RankFailure
+from alula.core.errors import PromptTooLong, RankFailure
 from alula.explain.finding import Finding, Status
 from alula.explain.report.page import page
 from alula.explain.verdict import as_document
@@ -175,3 +175,9 @@ def test_more_time_means_more_cycles() -> None:
         assert cycle is not None
         samples.append(cycle.evidence[0].num_samples)
     assert samples[1] > 3 * samples[0]
+
+
+def test_a_prompt_that_does_not_fit_is_left_out() -> None:
+    live = examine(FakeEngine(raises={3: PromptTooLong("the prompt has 9000 tokens")}))
+    assert live.outcome.fault is None and live.verdict.case.sums.pays is True
+    assert "prompt 1 was left out: the prompt has 9000 tokens" in live.verdict.case.notes

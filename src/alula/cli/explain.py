@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import to_builtins
 
 from alula.cli.bench import Limit, Prompts, PromptTokens
 from alula.cli.explain_live import Asked, live
@@ -20,6 +21,7 @@ from alula.core.errors import InvalidOption
 if TYPE_CHECKING:
     from alula.explain.typed import Typed
     from alula.explain.verdict import Verdict
+    from alula.lab.experiment import Ran
 
 _TYPED = "Numbers typed by hand"
 Files = Annotated[
@@ -107,13 +109,22 @@ def explain(
         if compare:
             _compare(output, compare)
             return
+        ran: list[Ran] = []
+        interrupted = False
         if model is not None or shape is not None:
             _refuse_mixture(numbers, [*(from_files or []), *(baseline or []), *([url] if url else [])])
             asked = Asked(model, shape, prompts, prompt_tokens, limit, max_tokens, raw, budget)
-            verdict, interrupted = live(output, engine, sampling, asked)
+            found = live(output, engine, sampling, asked)
+            verdict, ran, interrupted = found.verdict, found.outcome.ran, found.outcome.interrupted
         else:
-            verdict, interrupted = _from_evidence(output, numbers, from_files or [], baseline or [], url), False
+            verdict, ran, interrupted = (
+                _from_evidence(output, numbers, from_files or [], baseline or [], url),
+                [],
+                False,
+            )
         _show(output, verdict, html)
+        if ran:
+            output.document["facts"]["experiments"] = to_builtins(ran)
         if interrupted:
             raise KeyboardInterrupt
     if verdict.exit_code:

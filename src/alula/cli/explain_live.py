@@ -13,7 +13,7 @@ from alula.cli.output import Output
 from alula.core.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from alula.explain.verdict import Verdict
+    from alula.lab.live import Live
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Asked:
     budget: float | None
 
 
-def live(output: Output, engine: EngineOptions, sampling: SamplingOptions, asked: Asked) -> tuple[Verdict, bool]:
-    """(the verdict, whether Ctrl-C cut it short). A fault after the first measurement is said and judged around.
+def live(output: Output, engine: EngineOptions, sampling: SamplingOptions, asked: Asked) -> Live:
+    """The verdict and what became of each experiment. A fault after the first measurement is said and judged around.
 
     What is served drafts always: whether that pays is what is asked. Raises UserErrors as `alula bench` does.
     """
@@ -63,4 +63,4 @@ def live(output: Output, engine: EngineOptions, sampling: SamplingOptions, asked
         if found.verdict.case.empty:
             raise found.outcome.fault
         output.note(f"alula: error: {found.outcome.fault}; the verdict rests on what was measured before")
-    return found.verdict, found.outcome.interrupted
+    return found

@@ -69,12 +69,12 @@ class Laboratory:
 
     @property
     def steps(self) -> int:
-        """Drafts a cycle; 0 without a head."""
-        return self.described.steps
+        """Drafts a cycle; 0 where nothing drafts."""
+        return self.described.steps if self.has_draft else 0
 
     @property
     def has_draft(self) -> bool:
-        return self.described.draft is not None
+        return self.described.draft is not None and self.described.speculate != "never"
 
     @property
     def on_gpu(self) -> bool:

@@ -33,6 +33,7 @@ class CollectivePaths(Experiment):
             lines = [*found.dispatched, *found.differences]
             RecordsReader().read(io.BytesIO(b"".join(msgspec.json.encode(one) + b"\n" for one in lines)), sink)
             laboratory.keep(sink)
+        self._sizes(laboratory)
         facts = laboratory.described.facts.get("collectives", {})
         if facts.get("table") is not None:
             table = msgspec.convert(facts["table"], MeasuredTable)
@@ -40,3 +41,9 @@ class CollectivePaths(Experiment):
                 if timing.op == "all_reduce":
                     scope: dict[str, Any] = {"num_bytes": timing.num_bytes, "name": timing.backend}
                     laboratory.add(self.name, Quantity.ALLREDUCE_US, timing.us, **scope)
+
+    def _sizes(self, laboratory: Laboratory) -> None:
+        """What turns a table of latencies into milliseconds of a forward; hypotheses count two bytes a number."""
+        if laboratory.sizes is not None and laboratory.described.dtype in ("bfloat16", "float16"):
+            laboratory.add(self.name, Quantity.HIDDEN_SIZE, laboratory.sizes.target.hidden_size)
+            laboratory.add(self.name, Quantity.NUM_LAYERS, laboratory.sizes.target.num_layers)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from alula.core.errors import UserError
 from alula.core.records import CycleRecord
 from alula.explain.hypotheses.support import FORCED_ACCEPTANCE
 from alula.explain.readers.records import RecordsReader
@@ -41,8 +42,11 @@ class ServedCycles(Experiment):
             laboratory.plain_cycles, laboratory.drafted_cycles = [], []
             for index in range(len(laboratory.workload.prompts)):
                 sides: list[int | None] = [PLAIN, None] if laboratory.has_draft else [PLAIN]
-                for steps in sides if index % 2 == 0 else sides[::-1]:
-                    self._serve(laboratory, steps, index, laboratory.workload.sampling.max_tokens, unique)
+                try:
+                    for steps in sides if index % 2 == 0 else sides[::-1]:
+                        self._serve(laboratory, steps, index, laboratory.workload.sampling.max_tokens, unique)
+                except UserError as error:  # this prompt does not fit, the next one may
+                    laboratory.sink(self.name).note(f"prompt {index + 1} was left out: {error}")
                 if index + 1 >= FEWEST_PROMPTS and share.left_s <= 0:
                     break
         finally:  # also of an interrupted run
@@ -57,6 +61,8 @@ class ServedCycles(Experiment):
         llm.take_cycles()
         answer = llm.generate([workload.prompts[index]], sampling, steps=steps)[0]
         cycles = _decoding(llm.take_cycles())
+        if answer.error is not None:
+            raise UserError(answer.error)
         if steps == PLAIN:
             laboratory.plain_cycles += [cycle for cycle in cycles if not cycle.drafted]
         else:
