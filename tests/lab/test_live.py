@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fake_engine import REDUCTIONS, FakeEngine
 
-from alula.core.errors import PromptTooLong, RankFailure
+from alula.core.errors import OutOfMemory, PromptTooLong, RankFailure
 from alula.explain.finding import Finding, Status
 from alula.explain.report.page import page
 from alula.explain.verdict import as_document
@@ -181,3 +181,10 @@ def test_a_prompt_that_does_not_fit_is_left_out() -> None:
     live = examine(FakeEngine(raises={3: PromptTooLong("the prompt has 9000 tokens")}))
     assert live.outcome.fault is None and live.verdict.case.sums.pays is True
     assert "prompt 1 was left out: the prompt has 9000 tokens" in live.verdict.case.notes
+
+
+def test_an_experiment_without_memory_leaves_the_others() -> None:
+    live = examine(FakeEngine(raises={"memory_bytes_per_s": OutOfMemory("out of memory for two blocks")}))
+    told = {one.name: (one.status, one.why) for one in live.outcome.ran}
+    assert told["memory_bandwidth"] == (FAILED, "out of memory for two blocks")
+    assert told["forced_acceptance"][0] == DONE and live.outcome.fault is None

@@ -18,6 +18,7 @@ from alula.engine.device_clock import Mark
 from alula.engine.device_engine import DeviceEngine
 from alula.engine.device_phases import FEATURES_READ, Variant
 from alula.engine.engine import Engine
+from alula.engine.memory import KV_CACHE, memory_errors
 from alula.engine.probe import draft_passes, frame, row_logits, scratch_geometry, scratch_table
 from alula.engine.setup import Parts
 from alula.lab.laboratory import Sizes
@@ -106,8 +107,9 @@ def _on_device(engine: DeviceEngine, wanted: Forwards) -> dict[str, Callable[[],
 
 def memory_bytes_per_s(engine: Engine, num_bytes: int, rounds: int) -> float:
     """The most bytes a second that copying or reading a block of memory reached on the engine's device."""
-    x = torch.ones(num_bytes // 4, dtype=torch.float32, device=engine.parts.device)
-    y = torch.empty_like(x)
+    with memory_errors("two blocks of memory to measure its bandwidth with", KV_CACHE):
+        x = torch.ones(num_bytes // 4, dtype=torch.float32, device=engine.parts.device)
+        y = torch.empty_like(x)
     best = 0.0
     for moved, work in ((2 * x.nbytes, lambda: y.copy_(x)), (x.nbytes, x.sum)):
         work()

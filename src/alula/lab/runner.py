@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from alula.core.errors import AlulaError
+from alula.core.errors import AlulaError, OutOfMemory, UserError
 from alula.lab.budget import Budget
 from alula.lab.experiment import DONE, FAILED, NOT_APPLICABLE, NOT_RUN, PARTLY, Experiment, Ran
 from alula.lab.isolated import sizes_of
@@ -34,7 +34,8 @@ def run_experiments(
     say: Say = lambda text: None,
     experiments: Sequence[Experiment] = EXPERIMENTS,
 ) -> Outcome:
-    """Every experiment that applies, until the budget is over. An error of one ends them all: ranks may be gone."""
+    """Every experiment that applies, until the budget is over. Short memory or a UserError of one leaves the
+    others; any other ends them all, since ranks may be gone."""
     outcome = Outcome()
     waiting = list(experiments)
     try:
@@ -63,5 +64,8 @@ def _run(experiment: Experiment, laboratory: Laboratory, budget: Budget, say: Sa
         return Ran(name=experiment.name, status=NOT_RUN, why=why)
     say(f"{experiment.name.replace('_', ' ')}")
     began = time.perf_counter()
-    experiment.run(laboratory, budget.share(experiment.share))
+    try:
+        experiment.run(laboratory, budget.share(experiment.share))
+    except (UserError, OutOfMemory) as error:  # of this experiment alone: every rank raised it and goes on
+        return Ran(name=experiment.name, status=FAILED, why=str(error))
     return Ran(name=experiment.name, status=DONE, seconds=round(time.perf_counter() - began, 2))

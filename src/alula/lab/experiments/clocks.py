@@ -30,7 +30,7 @@ _FIELDS = (
     "clocks_event_reasons.sw_power_cap",
 )
 _TIMEOUT_S = 10.0
-_BUSY_BYTES, _BUSY_ROUNDS = 1 << 30, 2000
+_BUSY_BYTES, _BUSY_ROUNDS = 512 << 20, 2000
 
 
 class Clocks(Experiment):
