@@ -2,18 +2,20 @@
 
     python benchmarks/explain_faults.py --out benchmarks/results/explain_faults_cpu.json [--only NAME...] [--budget 30]
 
-Each case runs without the fault, with it, and with the fix that the report names. Plants are patches of the engine
-(fault_plants.py) or settings; the profiler reads neither their flag nor their duration. Times are of the verdicts:
-median cycles and plain steps of served requests.
+Each faulty engine is explained, then served beside the fixed one, prompt by prompt in turn: the plant switched off, or the
+setting changed that the finding names. Plants are patches of the engine (fault_plants.py) or settings; the profiler reads
+neither their flag nor their duration.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,8 +23,9 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +45,8 @@ from alula.lab.live import explain_live  # noqa: E402
 from alula.models.source import ModelSource  # noqa: E402
 
 REAL = "smollm2-135m"
+WARM_UP_CYCLES, BLOCK_TOKENS, FEWEST_BLOCKS = 3, 32, 4
 MS_TOLERANCE, SPEEDUP_TOLERANCE, REMAINDER_SHARE = 0.15, 0.10, 0.15
-DRIFT = 0.12
 FORCED = 2.5  # tokens per cycle of random weights
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu"}
 SHAPES = {
@@ -119,7 +122,7 @@ def _nothing(healthy: dict[str, Any]) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """A fault. planted: of the engine with it; healthy: without. plant: made from the healthy run's verdict.
+    """A fault. planted: of the engine with it; healthy: without. plant: made from the healthy engine's figures where it is `sized` by them.
 
     expects: ids of findings, in order; () for nothing wrong. has_ms: whether the fault is one of time. fix: the setup
     after the fix that the finding names; None where that is the healthy one.
@@ -132,6 +135,7 @@ class Case:
     planted: Setup | None = None
     has_ms: bool = True
     fix: Callable[[Setup, dict[str, Any]], Setup] | None = None
+    sized: bool = False
     what: str = ""
 
 
@@ -151,9 +155,7 @@ def _named_boundaries(setup: Setup, finding: dict[str, Any]) -> Setup:
 
 def _to_half(healthy: dict[str, Any], k: int) -> float:
     """Milliseconds that each of k passes must take longer for the draft's phases to cost half a plain step."""
-    facts = healthy["facts"]["speculative"]
-    own = facts["draft_ms[batch 1]"] + facts["extend_ms[batch 1]"]
-    return max(0.0, 0.5 * healthy["plain_step_ms"] - own) / k
+    return float(max(0.0, 0.5 * healthy["plain_step_ms"] - healthy["draft_and_extend_ms"]) / k)
 
 
 def _lost_variable(healthy: dict[str, Any]) -> AbstractContextManager[None]:
@@ -233,6 +235,7 @@ CASES: tuple[Case, ...] = (
         Setup(model="deep"),
         ("draft_too_slow",),
         plant=lambda healthy: fault_plants.slow_draft(_to_half(healthy, 3)),
+        sized=True,
         what="the draft is slowed until its phases cost half a plain step",
     ),
     Case(
@@ -248,16 +251,16 @@ CASES: tuple[Case, ...] = (
         Setup(model="deep"),
         ("draft_too_slow", "host_or_launch_bound"),
         plant=_two,
+        sized=True,
         what="the host sleeps 2 ms in every cycle, and the draft costs half a plain step",
     ),
 )
 GPU_ONLY = {"verify_without_graph": "a phase without its graph (--eager verify): needs a GPU"}
 
 
-def run(setup: Setup, budget_s: float) -> dict[str, Any]:
+def explained(llm: LLM, setup: Setup, budget_s: float) -> dict[str, Any]:
     """The verdict on one engine, as a document."""
-    with LLM(setup.source(), config=setup.config()) as llm:
-        found = explain_live(llm, setup.workload(), Budget(budget_s))
+    found = explain_live(llm, setup.workload(), Budget(budget_s))
     if found.outcome.fault is not None:
         raise found.outcome.fault
     if found.outcome.interrupted:
@@ -265,98 +268,136 @@ def run(setup: Setup, budget_s: float) -> dict[str, Any]:
     return as_document(found.verdict)
 
 
-def attempt(case: Case, budget_s: float, last: bool) -> dict[str, Any]:
-    """The case without its fault, with it, and fixed, one right after the other. Unless it is the last attempt, it ends
-    early where the machine's speed has changed."""
-    healthy = run(case.healthy, budget_s)
-    if not case.expects:
-        return _judged(case, healthy, healthy, healthy)
-    planted = case.planted or case.healthy
-    with case.plant(healthy):
-        faulty = run(planted, budget_s)
-    if not last and _drift((healthy, faulty)) > DRIFT:
-        return {"machine_drift": _drift((healthy, faulty))}
-    first = _confirmed(faulty)[:1]
-    named = bool(first) and first[0]["id"] == case.expects[0]
-    fixed = run(case.fix(planted, first[0]) if case.fix is not None and named else case.healthy, budget_s)
-    return _judged(case, healthy, faulty, fixed)
+@dataclass
+class Side:
+    """Cycles of one side of a comparison."""
+
+    plain_ms: list[float] = field(default_factory=list)
+    cycle_ms: list[float] = field(default_factory=list)
+    draft_ms: list[float] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    def serve(self, llm: LLM, prompt: Any, sampling: SamplingParams) -> None:
+        """Decodes a prompt plainly and with drafts."""
+        for steps in (0, None):
+            llm.take_cycles()
+            llm.generate([prompt], sampling, steps=steps)
+            cycles = [one for one in llm.take_cycles() if one.requests and not one.requests[0].num_prefill]
+            for cycle in cycles[WARM_UP_CYCLES:]:
+                if cycle.drafted:
+                    self.cycle_ms.append(cycle.wall_ms)
+                    self.draft_ms.append(cycle.phases_ms["draft"] + cycle.phases_ms["extend"])
+                    self.accepted.append(cycle.requests[0].accepted)
+                elif steps == 0:
+                    self.plain_ms.append(cycle.wall_ms)
+
+    def figures(self) -> dict[str, Any]:
+        plain, cycle = statistics.median(self.plain_ms), statistics.median(self.cycle_ms)
+        tokens = 1 + statistics.fmean(self.accepted)
+        return {
+            "plain_step_ms": plain,
+            "cycle_ms": cycle,
+            "draft_and_extend_ms": statistics.median(self.draft_ms),
+            "tokens_per_cycle": tokens,
+            "speedup": tokens * plain / cycle,
+            "num_cycles": len(self.cycle_ms),
+        }
 
 
-def measure(case: Case, budget_s: float, attempts: int) -> dict[str, Any]:
-    """The first attempt in which the machine kept its speed, or the last one; how many there were stands in it."""
-    for number in range(1, attempts + 1):
-        found = attempt(case, budget_s, number == attempts) | {"attempts": number}
-        if found["machine_drift"] <= DRIFT:
+def alternate(faulty: LLM, fixed: LLM | None, setup: Setup, seconds: float) -> dict[str, dict[str, Any]]:
+    """Figures with the fault and without it, prompt by prompt in turn, so that a machine whose speed changes changes
+    both. fixed: an engine with other settings; None: the plant is switched off and on."""
+    sides, workload = {"faulty": Side(), "fixed": Side()}, setup.workload()
+    sampling = msgspec.structs.replace(workload.sampling, max_tokens=BLOCK_TOKENS)
+    end = time.monotonic() + seconds
+    for index in itertools.count():
+        for name in sorted(sides, reverse=bool(index % 2)):
+            llm = fixed if fixed is not None and name == "fixed" else faulty
+            if fixed is None:
+                llm.experiment(partial(fault_plants.set_active, on=name == "faulty"))
+            sides[name].serve(llm, workload.prompts[index % len(workload.prompts)], sampling)
+        if time.monotonic() > end and index >= FEWEST_BLOCKS:
             break
-        print(f"{case.name}: the machine's speed changed by {100 * found['machine_drift']:.0f} %", flush=True)
-    return found
+    if fixed is None:
+        faulty.experiment(partial(fault_plants.set_active, on=True))
+    return {name: side.figures() for name, side in sides.items()}
 
 
-def _drift(documents: Sequence[dict[str, Any]]) -> float:
-    """By how much the target's forward of one row, alone, differs between the runs: no fault is planted in it."""
-    name = "forward_ms[phase verify, width 1]"
-    times = [document["facts"]["speculative"].get(name) for document in documents]
-    known = [time for time in times if time]
-    return max(known) / min(known) - 1 if known else 0.0
+def measure(case: Case, budget_s: float) -> dict[str, Any]:
+    """The verdict on the faulty engine, then that engine beside the fixed one."""
+    planted = case.planted or case.healthy
+    healthy = _sized(case, budget_s) if case.sized else {}
+    with case.plant(healthy), LLM(planted.source(), config=planted.config()) as llm:
+        verdict = explained(llm, planted, budget_s)
+        first = next(iter(_confirmed(verdict)), None)
+        named = first is not None and case.expects and first["id"] == case.expects[0]
+        beside = None
+        if case.fix is not None and named:
+            assert first is not None
+            fixed = case.fix(planted, first)
+            with LLM(fixed.source(), config=fixed.config()) as other:
+                beside = alternate(llm, other, planted, budget_s)
+        elif case.has_ms:
+            beside = alternate(llm, None, planted, budget_s)
+    return _judged(case, verdict, beside)
 
 
-def _apart(healthy: dict[str, Any], fixed: dict[str, Any]) -> float:
-    """By how much two runs of the same healthy engine differ, in plain steps and in cycles."""
-    ratios = [fixed[name] / healthy[name] for name in ("plain_step_ms", "cycle_ms")]
-    return max(max(ratio, 1 / ratio) for ratio in ratios) - 1
+def _sized(case: Case, budget_s: float) -> dict[str, Any]:
+    """What the healthy engine takes, for a plant whose size depends on it."""
+    side, workload = Side(), case.healthy.workload()
+    with LLM(case.healthy.source(), config=case.healthy.config()) as llm:
+        end = time.monotonic() + budget_s / 3
+        while time.monotonic() < end:
+            side.serve(llm, workload.prompts[0], workload.sampling)
+    return side.figures()
 
 
 def _confirmed(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for one in document["findings"] if one["status"] == "confirmed"]
 
 
-def _judged(case: Case, healthy: dict[str, Any], faulty: dict[str, Any], fixed: dict[str, Any]) -> dict[str, Any]:
+def _judged(case: Case, verdict: dict[str, Any], beside: dict[str, Any] | None) -> dict[str, Any]:
     """What was said against what removing the fault does."""
-    named = _confirmed(faulty)
+    named = _confirmed(verdict)
     ids = [one["id"] for one in named]
-    # A fault that is simply taken away was measured against a run before it and one behind it.
-    without = fixed["cycle_ms"] if case.fix else (healthy["cycle_ms"] + fixed["cycle_ms"]) / 2
-    removed = faulty["cycle_ms"] - without
-    ms = sum(one["ms"] or 0.0 for one in named if one["id"] in case.expects)
-    rest = sum(part["ms"] for part in faulty["waterfall"] if "not explained" in part["part"])
-    first = next((one for one in named if case.expects and one["id"] == case.expects[0]), None)
-    predicted = first["predicted_speedup"] if first and len(case.expects) == 1 else None
-    checks: dict[str, bool | None] = {
-        "named_first": ids[: len(case.expects)] == list(case.expects) if case.expects else not ids,
-        "ms_within_15_percent": abs(ms / removed - 1) <= MS_TOLERANCE if case.has_ms and removed > 0 else None,
-        "speedup_within_10_percent": (
-            abs(fixed["speedup"] / predicted - 1) <= SPEEDUP_TOLERANCE if predicted and fixed["speedup"] else None
-        ),
-        "remainder_below_15_percent": abs(rest) <= REMAINDER_SHARE * faulty["cycle_ms"],
-        "waterfall_adds_up": (
-            abs(sum(part["ms"] for part in faulty["waterfall"]) - faulty["cycle_ms"]) < 1e-6
-            if faulty["waterfall"]
-            else None
-        ),
-    }
+    ours = [one for one in named if one["id"] in case.expects]
+    ms = sum(one["ms"] or 0.0 for one in ours) if case.has_ms else None
+    removed = beside["faulty"]["cycle_ms"] - beside["fixed"]["cycle_ms"] if beside and case.has_ms else None
+    predicted = ours[0]["predicted_speedup"] if len(case.expects) == 1 and ours else None
+    achieved = beside["fixed"]["speedup"] if beside else None
+    rest = sum(part["ms"] for part in verdict["waterfall"] if "not explained" in part["part"])
+    total = sum(part["ms"] for part in verdict["waterfall"])
     return {
         "case": case.name,
         "what": case.what,
         "expected": list(case.expects),
         "named": ids,
-        "finding_ms": ms if case.has_ms else None,
-        "removing_it_saves_ms": removed if case.has_ms else None,
+        "finding_ms": ms,
+        "removing_it_saves_ms": removed,
         "predicted_speedup": predicted,
-        "achieved_speedup": fixed["speedup"] if case.expects else None,
+        "achieved_speedup": achieved,
         "not_explained_ms": rest,
-        "checks": checks,
-        "machine_drift": max(_drift((healthy, faulty, fixed)), 0.0 if case.fix else _apart(healthy, fixed)),
-        "healthy": _figures(healthy),
-        "faulty": _figures(faulty),
-        "fixed": _figures(fixed),
+        "checks": {
+            "named_first": ids[: len(case.expects)] == list(case.expects) if case.expects else not ids,
+            "ms_within_15_percent": _near(ms, removed, MS_TOLERANCE),
+            "speedup_within_10_percent": _near(predicted, achieved, SPEEDUP_TOLERANCE),
+            "remainder_below_15_percent": abs(rest) <= REMAINDER_SHARE * verdict["cycle_ms"],
+            "waterfall_adds_up": abs(total - verdict["cycle_ms"]) < 1e-6,
+        },
+        "verdict": {
+            name: verdict[name] for name in ("answer", "speedup", "plain_step_ms", "cycle_ms", "tokens_per_cycle")
+        },
+        "beside": beside,
         "findings": [{key: one[key] for key in ("id", "ms", "text", "fix")} for one in named],
-        "waterfall": faulty["waterfall"],
+        "waterfall": verdict["waterfall"],
     }
 
 
-def _figures(document: dict[str, Any]) -> dict[str, Any]:
-    names = ("answer", "speedup", "plain_step_ms", "cycle_ms", "tokens_per_cycle")
-    return {name: document[name] for name in names}
+def _near(said: float | None, measured: float | None, tolerance: float) -> bool | None:
+    """Whether what was said is near what was measured; None where one of them is not there."""
+    if said is None or measured is None:
+        return None
+    return measured > 0 and abs(said / measured - 1) <= tolerance
 
 
 def _provenance(commit: str | None) -> dict[str, Any]:
@@ -391,7 +432,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], default=None)
     parser.add_argument("--budget", type=float, default=30.0, help="seconds of each run")
-    parser.add_argument("--attempts", type=int, default=4, help="of a case, while the machine's speed changes")
     parser.add_argument("--commit", default=None, help="where there is no .git")
     given = parser.parse_args(argv)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
@@ -403,7 +443,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         began = time.perf_counter()
         try:
-            results[case.name] = found = measure(case, given.budget, given.attempts)
+            results[case.name] = found = measure(case, given.budget)
         except Exception:  # noqa: BLE001  # the others go on
             traceback.print_exc()
             failed += 1

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from alula.comm.group import Group
 from alula.engine import backends
+from alula.engine.engine import Engine
 from alula.engine.scheduler import Scheduler
 from alula.engine.setup import EngineSpec, load_parts
 from alula.layers.mlp import GatedMLP
@@ -28,13 +29,30 @@ LARGE_BYTES = 32 * 1024
 STARTUP_FILE = "import os\nif os.environ.get('RANK') == '1': os.environ.pop('NCCL_BUFFSIZE', None)\n"
 
 
+class _Switch:
+    """Whether what is planted in this process does anything."""
+
+    on = True
+
+
+def set_active(engine: Engine, on: bool) -> None:
+    """Switches the plants of a process on or off; an experiment of `LLM.experiment`, which reaches every rank."""
+    del engine
+    _Switch.on = on
+
+
+def sleep(seconds: float) -> None:
+    if _Switch.on:
+        time.sleep(seconds)
+
+
 @contextmanager
 def host_sleep(ms: float) -> Iterator[None]:
     """The host sleeps before it schedules a cycle."""
     schedule = Scheduler.schedule
 
     def slow(self: Scheduler, *arguments: Any, **named: Any) -> Any:
-        time.sleep(ms / 1e3)
+        sleep(ms / 1e3)
         return schedule(self, *arguments, **named)
 
     with mock.patch.object(Scheduler, "schedule", slow):
@@ -47,7 +65,7 @@ def slow_draft(ms: float) -> Iterator[None]:
     call = DraftModel.__call__
 
     def slow(self: DraftModel, *arguments: Any, **named: Any) -> Any:
-        time.sleep(ms / 1e3)
+        sleep(ms / 1e3)
         return call(self, *arguments, **named)
 
     with mock.patch.object(DraftModel, "__call__", slow):
@@ -79,7 +97,7 @@ def _delayed(group: Group, larger_than: int) -> None:
 
     def late(x: Tensor, phase: str) -> Tensor:
         if x.nbytes > larger_than:
-            time.sleep(seconds)
+            sleep(seconds)
         return all_reduce(x, phase)
 
     group.all_reduce = late  # type: ignore[method-assign]
@@ -103,7 +121,7 @@ def build_slow_rank(spec: EngineSpec, group: Group) -> backends.Worker:
         call, seconds = GatedMLP.__call__, float(os.environ[DURATION]) / 1e3
 
         def slow(self: GatedMLP, *arguments: Any, **named: Any) -> Any:
-            time.sleep(seconds)
+            sleep(seconds)
             return call(self, *arguments, **named)
 
         GatedMLP.__call__ = slow  # type: ignore[method-assign]
