@@ -2,9 +2,9 @@
 
     python benchmarks/explain_faults.py --out benchmarks/results/explain_faults_cpu.json [--only NAME...] [--budget 30]
 
-Each faulty engine is explained, then served beside the fixed one, prompt by prompt in turn: the plant switched off, or the
-setting changed that the finding names. Plants are patches of the engine (fault_plants.py) or settings; the profiler reads
-neither their flag nor their duration.
+Each faulty engine is explained, then served beside the fixed one, prompt by prompt in turn: the plant switched off,
+or the setting changed that the finding names. Plants are patches of the engine (fault_plants.py) or settings; the
+profiler reads neither their flag nor their duration.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def _nothing(healthy: dict[str, Any]) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """A fault. planted: of the engine with it; healthy: without. plant: made from the healthy engine's figures where it is `sized` by them.
+    """A fault. planted: of the engine with it; healthy: without. plant: made from the healthy engine's figures where it
+    is `sized` by them.
 
     expects: ids of findings, in order; () for nothing wrong. has_ms: whether the fault is one of time. fix: the setup
     after the fix that the finding names; None where that is the healthy one.
@@ -443,7 +444,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         began = time.perf_counter()
         try:
-            results[case.name] = found = measure(case, given.budget)
+            found = measure(case, given.budget) | {"load_average": os.getloadavg()[0], "cpus": os.cpu_count()}
+            results[case.name] = found
         except Exception:  # noqa: BLE001  # the others go on
             traceback.print_exc()
             failed += 1
