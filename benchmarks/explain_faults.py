@@ -45,7 +45,7 @@ from alula.lab.live import explain_live  # noqa: E402
 from alula.models.source import ModelSource  # noqa: E402
 
 REAL = "smollm2-135m"
-WARM_UP_CYCLES, BLOCK_TOKENS, FEWEST_BLOCKS = 3, 32, 4
+WARM_UP_CYCLES, BLOCK_TOKENS, FEWEST_BLOCKS = 3, 96, 4
 MS_TOLERANCE, SPEEDUP_TOLERANCE, REMAINDER_SHARE = 0.15, 0.10, 0.15
 FORCED = 2.5  # tokens per cycle of random weights
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu"}
@@ -366,6 +366,9 @@ def _judged(case: Case, verdict: dict[str, Any], beside: dict[str, Any] | None) 
     removed = beside["faulty"]["cycle_ms"] - beside["fixed"]["cycle_ms"] if beside and case.has_ms else None
     predicted = ours[0]["predicted_speedup"] if len(case.expects) == 1 and ours else None
     achieved = beside["fixed"]["speedup"] if beside else None
+    # What the fix is said to multiply the speed-up by, against what it did when both were served in turn.
+    predicted_gain = predicted / verdict["speedup"] if predicted else None
+    achieved_gain = achieved / beside["faulty"]["speedup"] if beside and achieved else None
     rest = sum(part["ms"] for part in verdict["waterfall"] if "not explained" in part["part"])
     total = sum(part["ms"] for part in verdict["waterfall"])
     return {
@@ -377,11 +380,14 @@ def _judged(case: Case, verdict: dict[str, Any], beside: dict[str, Any] | None) 
         "removing_it_saves_ms": removed,
         "predicted_speedup": predicted,
         "achieved_speedup": achieved,
+        "predicted_gain": predicted_gain,
+        "achieved_gain": achieved_gain,
         "not_explained_ms": rest,
         "checks": {
             "named_first": ids[: len(case.expects)] == list(case.expects) if case.expects else not ids,
             "ms_within_15_percent": _near(ms, removed, MS_TOLERANCE),
             "speedup_within_10_percent": _near(predicted, achieved, SPEEDUP_TOLERANCE),
+            "gain_within_10_percent": _near(predicted_gain, achieved_gain, SPEEDUP_TOLERANCE),
             "remainder_below_15_percent": abs(rest) <= REMAINDER_SHARE * verdict["cycle_ms"],
             "waterfall_adds_up": abs(total - verdict["cycle_ms"]) < 1e-6,
         },
