@@ -60,7 +60,9 @@ def test_json_on_stdout_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) 
     "arguments,word",
     [
         ([], "nothing to explain"),
-        (["smollm2-135m"], "not built yet"),
+        (["smollm2-135m", "--from", "a.log"], "expected one of the two"),
+        (["smollm2-135m", "--plain-tps", "3"], "--plain-tps"),
+        (["smollm2-135m", "--budget", "0"], "--budget"),
         (["--plain-tps", "-3"], "--plain-tps"),
         (["--tokens-per-cycle", "0.2"], "--tokens-per-cycle"),
         (["--compare", "a"], "two files"),

@@ -41,6 +41,21 @@ TABLE = [
     for size, nccl, fast in ((4, 19.0, 4.0), (16, 22.0, 7.0), (384, 83.0, 120.0))
     for name, us in (("nccl", nccl), ("custom", fast))
 ]
+COLLECTIVES = (
+    [
+        *(found(Q.TP, 2), found(Q.STEPS, 3), found(Q.CYCLE_MS, 30.0), found(Q.TOKENS_PER_CYCLE, 2.0)),
+        *(found(Q.COLLECTIVE_MS, ms, phase=phase) for phase, ms in (("verify", 11.0), ("draft", 4.5))),
+        *(
+            found(Q.COLLECTIVE_MS, ms, phase=phase, variant="alone")
+            for phase, ms in (("verify", 1.0), ("draft", 0.5), ("decode", 1.0))
+        ),
+    ],
+    [
+        *(found(Q.PLAIN_STEP_MS, 20.0), found(Q.COLLECTIVE_MS, 10.0, phase="decode")),
+        found(Q.COLLECTIVE_MS, 1.0, phase="decode", variant="alone"),
+    ],
+)
+PLAIN_COLLECTIVES = [COLLECTIVES[1][0], COLLECTIVES[1][2]]
 BUSY = [found(Q.UTILISATION, 1.0, rank=0), found(Q.POWER_W, 95.0, rank=0), found(Q.POWER_LIMIT_W, 600.0, rank=0)]
 DOWNGRADE = [
     found(Q.GRAPH_MODE, "full_and_piecewise", phase="target"),
@@ -148,6 +163,12 @@ SCENARIOS: tuple[Scenario, ...] = (
             found(Q.ALLREDUCE_BACKEND, "nccl", phase="verify"),
         ],
     ),
+    Scenario("collectives_slow", C, *COLLECTIVES),
+    Scenario(
+        "collectives_slow", R, COLLECTIVES[0], [*PLAIN_COLLECTIVES, found(Q.COLLECTIVE_MS, 1.1, phase="decode")]
+    ),
+    Scenario("collectives_slow", R, [found(Q.TP, 1)]),
+    Scenario("collectives_slow", U, SLOW),
     Scenario("allreduce_paths_differ", R, [found(Q.TP, 1)]),
     Scenario("allreduce_paths_differ", U, SLOW),
     Scenario("allreduce_paths_differ", U, [*TABLE, found(Q.STEPS, 2)]),

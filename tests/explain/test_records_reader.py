@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from evidence_builder import finding
 
@@ -35,7 +36,7 @@ RUN = RunRecord(
     torch="2.11",
     model="m",
     draft="h",
-    device="cpu",
+    device="cuda",
     dtype="float32",
     tp=2,
     draft_placement="sharded",
@@ -122,6 +123,12 @@ def test_outcomes_decide_the_graph_hypothesis(tmp_path: Path) -> None:
     assert judged.status is Status.CONFIRMED and "capture_disabled" in judged.text
     graph = explain([read(write(tmp_path / "g.jsonl", bench()))])
     assert finding(graph, "verify_without_graph").status is Status.REFUTED
+
+
+def test_a_cpu_has_no_graphs_to_miss(tmp_path: Path) -> None:
+    on_cpu = [msgspec.structs.replace(RUN, device="cpu"), *bench(replayed=False)[1:]]
+    judged = finding(explain([read(write(tmp_path / "c.jsonl", on_cpu))]), "verify_without_graph")
+    assert judged.status is Status.REFUTED and "CPU" in judged.text
 
 
 def test_collectives_are_read(tmp_path: Path) -> None:

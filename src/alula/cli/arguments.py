@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 MANY_VALUES: Mapping[str, frozenset[str]] = {
     "bench": frozenset({"--prompts"}),
     "collect": frozenset({"--pid", "--log"}),
-    "explain": frozenset({"--from", "--baseline", "--compare"}),
+    "explain": frozenset({"--from", "--baseline", "--compare", "--prompts"}),
 }
 
 

@@ -1,23 +1,27 @@
 """`alula explain`: why speculation is slower than plain decoding, or that it is not. Judges nothing itself.
 
-Foreign evidence (--from), typed numbers and comparisons need no torch; the live form will call the lab.
+Foreign evidence (--from), typed numbers and comparisons need no torch; the live form (MODEL) measures with the lab.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import to_builtins
 
-from alula.cli.options import Json
+from alula.cli.bench import Limit, Prompts, PromptTokens
+from alula.cli.explain_live import Asked, live
+from alula.cli.options import Budget, EngineOptions, Json, OptionalModel, Raw, SamplingOptions, Shape
 from alula.cli.output import Output, check_writable, write_file
 from alula.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from alula.explain.typed import Typed
     from alula.explain.verdict import Verdict
+    from alula.lab.experiment import Ran
 
 _TYPED = "Numbers typed by hand"
 Files = Annotated[
@@ -76,38 +80,79 @@ class TypedOptions:
         return Typed(model=values.pop("model_name"), **values)
 
 
+_LIVE_TOO = ("steps", "tp", "tokens_per_cycle")  # typed numbers that are options of an engine as well
+
+
 def explain(
     numbers: TypedOptions,
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Live: measure this model here.", show_default=False)
-    ] = None,
+    engine: EngineOptions,
+    sampling: SamplingOptions,
+    model: OptionalModel = None,
+    shape: Shape = None,
     from_files: Files = None,
     baseline: Baseline = None,
     url: Url = None,
     compare: Compare = None,
+    prompts: Prompts = None,
+    prompt_tokens: PromptTokens = None,
+    limit: Limit = None,
+    max_tokens: Annotated[int, typer.Option(help="Live: longest answer.")] = 128,
+    raw: Raw = False,
+    budget: Budget = None,
     json_file: Json = None,
     html: Html = None,
 ) -> None:
-    """Say why speculation is slower than plain decoding, from logs, traces, tables and numbers of any engine."""
+    """Say why speculation is slower than plain decoding: of MODEL by experiments here, or from logs of any engine."""
     with Output("explain", json_file) as output:
         if html is not None:
             check_writable("--html", html)
         if compare:
             _compare(output, compare)
             return
-        if model is not None:
-            _live(model)
-        typed = numbers.typed()
-        sources = [*(from_files or []), *([] if url is None else [checked_url(url)])]
-        if not (sources or baseline or typed.given):
-            raise InvalidOption(
-                "nothing to explain: give --from FILE... (and --baseline FILE...), numbers such as --plain-tps and "
-                "--spec-tps, or --compare A B"
+        ran: list[Ran] = []
+        interrupted = False
+        if model is not None or shape is not None:
+            _refuse_mixture(numbers, [*(from_files or []), *(baseline or []), *([url] if url else [])])
+            asked = Asked(model, shape, prompts, prompt_tokens, limit, max_tokens, raw, budget)
+            found = live(output, engine, sampling, asked)
+            verdict, ran, interrupted = found.verdict, found.outcome.ran, found.outcome.interrupted
+        else:
+            verdict, ran, interrupted = (
+                _from_evidence(output, numbers, from_files or [], baseline or [], url),
+                [],
+                False,
             )
-        verdict = _judge(output, sources, baseline or [], typed)
         _show(output, verdict, html)
+        if ran:
+            output.document["facts"]["experiments"] = to_builtins(ran)
+        if interrupted:
+            raise KeyboardInterrupt
     if verdict.exit_code:
         raise typer.Exit(verdict.exit_code)
+
+
+def _refuse_mixture(numbers: TypedOptions, sources: list[str]) -> None:
+    if sources:
+        raise InvalidOption(f"a model is measured here, or {sources[0]} is read (--from); expected one of the two")
+    typed = [name for name in vars(numbers) if getattr(numbers, name) is not None and name not in _LIVE_TOO]
+    if typed:
+        raise InvalidOption(
+            f"--{typed[0].removesuffix('_name').replace('_', '-')} is for --from and typed numbers; a model that is "
+            "measured needs none"
+        )
+
+
+def _from_evidence(
+    output: Output, numbers: TypedOptions, from_files: list[str], baseline: list[str], url: str | None
+) -> Verdict:
+    typed = numbers.typed()
+    sources = [*from_files, *([] if url is None else [checked_url(url)])]
+    if not (sources or baseline or typed.given):
+        raise InvalidOption(
+            "nothing to explain: give MODEL to measure one here, --from FILE... (and --baseline FILE...), numbers such "
+            "as --plain-tps and --spec-tps, or --compare A B"
+        )
+    return _judge(output, sources, baseline, typed)
 
 
 def checked_url(url: str) -> str:
@@ -115,14 +160,6 @@ def checked_url(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise InvalidOption(f"--url is {url!r}; expected a server's address, such as http://127.0.0.1:30000")
     return url
-
-
-def _live(model: str) -> NoReturn:
-    """Measures `model` here and judges that. The one place that the live form replaces."""
-    raise InvalidOption(
-        f"alula explain {model}: measuring a model live is not built yet; record a run (`alula run {model} --record "
-        "FILE`) or collect logs of another engine, and give the files with --from"
-    )
 
 
 def _judge(output: Output, from_files: list[str], baseline: list[str], typed: Typed) -> Verdict:

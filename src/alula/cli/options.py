@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -304,7 +304,11 @@ def parse_size(option: str, text: str) -> int:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with each parameter that is a group (a dataclass of options) replaced by the group's fields."""
+    """A command with each parameter that is a group (a dataclass of options) replaced by the group's fields.
+
+    An option that two groups share is one option, described by the first; where it is not given, which the first
+    group's default (None) says, each group takes its own default.
+    """
     hints = get_type_hints(command, include_extras=True)
     flat: list[inspect.Parameter] = []
     groups: dict[str, type[Any]] = {}
@@ -312,21 +316,27 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         kind = hints[parameter.name]
         if is_dataclass(kind):
             groups[parameter.name] = kind  # type: ignore[assignment]  # a dataclass type, not an instance
-            flat += _field_parameters(kind)  # type: ignore[arg-type]
+            known = {one.name for one in flat}
+            flat += [one for one in _field_parameters(kind) if one.name not in known]  # type: ignore[arg-type]
         else:
             flat.append(parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY))
 
     def run(**values: Any) -> None:
         built = {
-            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            name: kind(**{field.name: _or_default(values[field.name], field) for field in fields(kind)})
             for name, kind in groups.items()
         }
-        command(**values, **built)
+        taken = {field.name for kind in groups.values() for field in fields(kind)}
+        command(**{name: value for name, value in values.items() if name not in taken}, **built)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
     return run
+
+
+def _or_default(value: Any, field: Field[Any]) -> Any:
+    return field.default if value is None else value
 
 
 def _field_parameters(group: type[Any]) -> list[inspect.Parameter]:

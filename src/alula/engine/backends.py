@@ -7,6 +7,7 @@ between ranks (whether a cycle drafts).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -73,6 +74,13 @@ class WaitCommand(msgspec.Struct, frozen=True):
     """Asks for the rank's RankWaitRecord."""
 
 
+class ExperimentCommand(msgspec.Struct, frozen=True):
+    """Asks for what `work` returns when it is called with the rank's engine. Pickled by reference: a module's function,
+    or a partial of one."""
+
+    work: Callable[[Engine], Any]
+
+
 class Worker:
     """An engine that answers commands; the same object serves in this process and in a rank."""
 
@@ -90,6 +98,8 @@ class Worker:
             return self._engine.dispatch_records()
         if isinstance(command, RulesCommand):
             return self._engine.parts.group.rules
+        if isinstance(command, ExperimentCommand):
+            return command.work(self._engine)
         return describe(self._engine)
 
     def _step(self, command: StepCommand) -> StepOutput:
@@ -133,6 +143,9 @@ class Backend(Protocol):
     def collectives(self) -> Collectives | None:
         """What became of the collectives so far; None on a single rank, which has none."""
 
+    def experiment(self, work: Callable[[Engine], Any]) -> list[Any]:
+        """What `work` returns in each rank, by rank."""
+
     def close(self) -> None: ...
 
 
@@ -152,6 +165,9 @@ class LocalBackend:
 
     def collectives(self) -> Collectives | None:
         return None
+
+    def experiment(self, work: Callable[[Engine], Any]) -> list[Any]:
+        return [self._worker.handle(ExperimentCommand(work))]
 
     def close(self) -> None:
         """Nothing outlives the object."""
@@ -191,6 +207,9 @@ class RankedBackend:
         dispatched: tuple[DispatchRecord, ...] = self._pool.call(DispatchCommand())
         waits: list[RankWaitRecord] = self._pool.call_all(WaitCommand())
         return Collectives(dispatched=dispatched, waits=tuple(waits))
+
+    def experiment(self, work: Callable[[Engine], Any]) -> list[Any]:
+        return self._pool.call_all(ExperimentCommand(work))
 
     def close(self) -> None:
         self._pool.close()

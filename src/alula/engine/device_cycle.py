@@ -107,6 +107,20 @@ class DeviceCycle:
             self.graphs.run(key, work, quiet=lambda: self.state.dummies(batch))
         self._engine.group.work_on("")
 
+    def replay_phase(self, phase: str, width: int, variant: Variant, *, eager: bool = False) -> PhaseOutcome:
+        """Runs one phase of a cycle of one request over whoever sits there -> how it ran. eager: without its graph,
+        whether it has one or not; for experiments. Raises KeyError for a phase that such a cycle does not have."""
+        self._engine.group.work_on(_work_of(width))
+        works = {key.phase: (key, work) for key, work in self._phases_of(1, width, variant)}
+        key, work = works[phase]
+        try:
+            if eager:
+                work()
+                return PhaseOutcome(replayed=False, reason="eager_by_experiment")
+            return self.graphs.run(key, work, quiet=lambda: self.state.dummies(1))[1]
+        finally:
+            self._engine.group.work_on("")
+
     def _phases_of(self, batch: int, width: int, variant: Variant) -> list[tuple[GraphKey, Callable[[], Any]]]:
         found: list[tuple[GraphKey, Callable[[], Any]]] = []
         if width > 2:

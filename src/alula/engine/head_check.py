@@ -5,6 +5,8 @@ Knows how to load and generate; the scoring is spec/head_check.py's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from alula.comm.group import single_group
 from alula.core.errors import InvalidOption, UserError
 from alula.core.sampling import SamplingParams
@@ -39,6 +41,23 @@ def run_head_check(spec: EngineSpec, progress: Progress | None = None) -> HeadRe
     num_pages = -(-longest // parts.config.page_tokens)
     table = SlotTable(parts.config.page_tokens, list(range(1, num_pages + 1)))
     return HeadChecker(parts.target, parts.geometry, parts.drafter, table).check(texts)
+
+
+def score_readings(
+    engine: Engine, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], readings: Sequence[tuple[int, ...]]
+) -> list[list[list[bool]]]:
+    """[reading][text]: for each answer token after the first, whether the first draft is right. An experiment on an
+    idle engine: texts (prompt, answer) are read into its caches."""
+    parts = engine.parts
+    if parts.drafter is None:
+        raise InvalidOption("no head to check: give one with --draft")
+    longest = max(len(prompt) + len(answer) for prompt, answer in texts)
+    num_pages = -(-longest // parts.config.page_tokens)
+    table = SlotTable(parts.config.page_tokens, list(range(1, num_pages + 1)))
+    checker = HeadChecker(parts.target, parts.geometry, parts.drafter, table)
+    return [
+        [checker.first_drafts_right(prompt, answer, reading) for prompt, answer in texts] for reading in readings
+    ]
 
 
 def _answers(parts: Parts) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -23,7 +23,7 @@ from alula.core.records import CycleRecord, EnvironmentRecord, RequestRecord, Ru
 from alula.core.sampling import SamplingParams
 from alula.core.shape import parse_shape
 from alula.engine.backends import Backend, Description, StepCommand, start_backend
-from alula.engine.engine import StepOutput, check_prompt
+from alula.engine.engine import Engine, StepOutput, check_prompt
 from alula.engine.model_choice import choose_model
 from alula.engine.request import ABORT, RequestSpec, TokenLogprob, Update
 from alula.engine.run_records import RunRecords
@@ -219,6 +219,16 @@ class LLM:
         """What became of the collectives so far; None on a single rank."""
         return self._backend.collectives()
 
+    def experiment(self, work: Callable[[Engine], Any]) -> list[Any]:
+        """What `work` returns in each rank, called with the rank's engine between cycles; for measurements.
+
+        It must do the same in every rank and leave the engine as it was. With ranks it and its answer are pickled: a
+        function of a module, or a partial of one. Raises InvalidOption while requests are running.
+        """
+        if self._live or self._pending_aborts:
+            raise InvalidOption(f"{len(self._live)} requests are running; an experiment needs an idle engine")
+        return self._backend.experiment(work)
+
     def close(self) -> None:
         """Ends the ranks and writes what became of collectives. May be called again.
 
@@ -322,6 +332,9 @@ class _Closed:
 
     def collectives(self) -> Collectives | None:
         return None
+
+    def experiment(self, work: Callable[[Engine], Any]) -> list[Any]:
+        raise InvalidOption("this LLM was closed")
 
     def close(self) -> None:
         """Already closed."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from alula.layers.geometry import Geometry, Segment, build_forward
 from alula.layers.kv_cache import KVCache
 from alula.layers.slot_table import SlotTable
 from alula.models.llama import LlamaModel
+from alula.spec.drafting import ChainStart, Drafter, Extension, greedy_chooser
 
 _PAGE_TOKENS = 96
 
@@ -32,3 +36,22 @@ def row_logits(target: LlamaModel, geometry: Geometry, table: SlotTable, ids: Te
     forward = build_forward(geometry, [Segment(table, position, len(ids))], ids, "other")
     output = target(forward)
     return target.logits(output.hidden_RH[: len(ids)], "other")
+
+
+def frame(geometry: Geometry, position: int) -> Callable[[], Any]:
+    """What builds a forward of one row, without running it: the host's share of every pass."""
+    scratch, table = scratch_geometry(geometry, geometry.kv_multiple), scratch_table()
+    ids = torch.zeros(1, dtype=torch.int64, device=geometry.device)
+    return lambda: build_forward(scratch, [Segment(table, position, 1)], ids, "other")
+
+
+def draft_passes(drafter: Drafter, position: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """What runs one draft step, and an extend of two rows, behind `position` tokens of a cache of their own."""
+    own = Drafter(drafter.model, scratch_geometry(drafter.geometry, drafter.geometry.kv_multiple))
+    table, cache = scratch_table(), own.geometry.cache.k_LSKD
+    features_2F = torch.zeros(2, drafter.model.config.num_features, dtype=cache.dtype, device=cache.device)
+    extension = Extension(Segment(table, position, 2), (0, 0), wants_state=True)
+    (state,) = own.extend([extension], features_2F)
+    assert state is not None  # it was asked for
+    start = ChainStart(table, position + 2, 2, state)
+    return lambda: own.chain([start], greedy_chooser), lambda: own.extend([extension], features_2F)

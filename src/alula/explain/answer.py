@@ -8,6 +8,7 @@ from alula.explain.advice.lookup import advise
 from alula.explain.case import Case
 from alula.explain.figures import Figure, shown
 from alula.explain.finding import Finding, Status, Tier
+from alula.profile.quantities import Quantity
 
 NOTHING = (
     "Nothing was recognised: alula reads logs, launch commands, bench tables, NCCL output, traces and "
@@ -37,12 +38,23 @@ def _contradiction(case: Case) -> str:
 def _what(case: Case) -> str:
     sums = case.sums
     detail = _detail(case)
+    if sums.pays is None and sums.plain_ms is not None and not len(case.spec):
+        return _plain_alone(case, sums.plain_ms)
     if sums.pays is None:
         known = f" {detail[:1].upper()}{detail[1:]}." if detail else ""
         return f"Whether speculation pays cannot be said: {_missing(case)}.{known}"
     verb = "pays" if sums.pays else "does not pay"
     faster = f"it is {shown(sums.speedup.value)}x" if sums.speedup is not None else ""
     return f"Speculation {verb}: {': '.join(filter(None, [faster, detail]))}."
+
+
+def _plain_alone(case: Case, step: Figure) -> str:
+    """Where nothing speculates: the plain step, and how far it is from its floor."""
+    floor = case.plain.number(Quantity.FLOOR_MS, phase="decode")
+    far = f", {shown(step.value / floor)} times the {shown(floor)} ms that its bytes need" if floor else ""
+    return (
+        f"Nothing speculates here, so there is nothing to compare: a plain step takes {shown(step.value)} ms{far}."
+    )
 
 
 def _detail(case: Case) -> str:

@@ -68,12 +68,12 @@ class Arithmetic(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return None
 
-    def speedup_without(self, ms: float | None) -> float | None:
-        """The speed-up if a cycle lost `ms`; None where it cannot be said."""
+    def speedup_without(self, ms: float | None, plain_ms: float = 0.0) -> float | None:
+        """The speed-up if a cycle lost `ms` and a plain step `plain_ms`; None where it cannot be said."""
         if ms is None or self.plain_ms is None or self.cycle_ms is None or self.tokens_per_cycle is None:
             return None
-        left = self.cycle_ms.value - ms
-        return self.tokens_per_cycle.value * self.plain_ms.value / left if left > 0 else None
+        cycle, plain = self.cycle_ms.value - ms, self.plain_ms.value - plain_ms
+        return self.tokens_per_cycle.value * plain / cycle if cycle > 0 and plain > 0 else None
 
 
 def work_out(plain: RunFacts, spec: RunFacts) -> Arithmetic:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from alula.explain.case import Case
 from alula.explain.figures import Figure, derived, shown
 from alula.explain.hypotheses.support import cited, hidden_size, message_bytes, reductions, shape_of, verify_rows
@@ -18,7 +20,8 @@ from alula.profile.quantities import Quantity
 
 def further_figures(case: Case) -> tuple[Figure, ...]:
     """In the order in which a reader wants them."""
-    return (*_shares(case), *_rows(case), *_messages(case), *_experts(case), *_floors(case))
+    groups = (_shares, _measured_floors, _alone, _rows, _messages, _experts, _floors)
+    return tuple(figure for group in groups for figure in group(case))
 
 
 def _shares(case: Case) -> Iterator[Figure]:
@@ -31,6 +34,32 @@ def _shares(case: Case) -> Iterator[Figure]:
         if cycle is not None and phase is not None:
             text = f"{shown(phase.value)} ms / {shown(cycle.value)} ms"
             yield derived(f"{name}'s share of a cycle", 100 * phase.value / cycle.value, "%", text, phase, cycle)
+
+
+def _measured_floors(case: Case) -> Iterator[Figure]:
+    """How far each phase is from the time that its bytes need over the bandwidth that was measured here."""
+    floors = {one.scope.phase: one for one in case.both(Quantity.FLOOR_MS) if one.number}
+    phases = (
+        ("plain step", "decode", case.sums.plain_ms),
+        ("verify", "verify", case.sums.verify_ms),
+        ("draft", "draft", case.sums.draft_ms),
+        ("extend", "extend", case.sums.extend_ms),
+    )
+    for name, phase, time in phases:
+        floor = floors.get(phase)
+        if floor is not None and time is not None and floor.number:
+            text = f"{shown(time.value)} ms / {shown(floor.number)} ms that its bytes need ({floor.source})"
+            found = derived(f"{name} over its floor", time.value / floor.number, "x", text, time)
+            yield msgspec.structs.replace(found, evidence=cited(found.evidence, floor))
+
+
+def _alone(case: Case) -> Iterator[Figure]:
+    """Verify served against the same forward alone."""
+    time, width = case.sums.verify_ms, case.sums.width
+    alone = case.spec.first(Quantity.FORWARD_MS, width=width, phase="verify") if width else None
+    if time is not None and alone is not None and alone.number and case.sums.batch == 1 and case.tp in (None, 1):
+        text = f"{shown(time.value)} ms served / {shown(alone.number)} ms alone"
+        yield derived("verify served over alone", time.value / alone.number, "x", text, time)
 
 
 def _rows(case: Case) -> Iterator[Figure]:

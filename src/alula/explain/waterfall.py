@@ -18,6 +18,7 @@ from alula.profile.quantities import Quantity
 REMAINDER = "not explained"
 _SMALLEST_MS = 1e-9
 _LARGE = 0.3  # of a plain step
+_SWEPT = (None, "graph")  # variants of a width sweep
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +38,10 @@ def waterfall(case: Case, findings: Sequence[Finding]) -> tuple[Part, ...]:
     left = total - plain
     for name, size in _phases(case, plain):
         left -= size
-        parts += _cut(name, size, findings, _LARGE * plain)
+        rows = _rows(case, size, findings) if name == "verify" else 0.0
+        if rows:
+            parts.append(Part(part=f"verify: rows 2 to {case.sums.width}, measured alone", ms=rows))
+        parts += _cut(name, size - rows, findings, _LARGE * plain)
     if abs(left) > _SMALLEST_MS:
         parts += _rest(left, findings, {name for name, _ in _phases(case, plain)})
     return tuple(parts)
@@ -64,6 +68,20 @@ def _phases(case: Case, plain: float) -> list[tuple[str, float]]:
         "host": host,
     }
     return [(name, ms) for name, ms in known.items() if ms is not None]
+
+
+def _rows(case: Case, size: float, findings: Sequence[Finding]) -> float:
+    """What a width sweep says that verify's further rows cost; 0 where a finding has taken these milliseconds."""
+    width = case.sums.width
+    if size <= 0 or any(one.part == "verify" and one.ms and one.status is Status.CONFIRMED for one in findings):
+        return 0.0
+    one, all_rows = (
+        next(
+            (ms.number or 0.0 for ms in case.both(Quantity.FORWARD_MS, width=w) if ms.scope.variant in _SWEPT), 0.0
+        )
+        for w in (1, width)
+    )
+    return min(size, max(0.0, all_rows - one)) if one and all_rows else 0.0
 
 
 def _accept(case: Case) -> float | None:

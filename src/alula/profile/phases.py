@@ -29,6 +29,7 @@ class CycleKind:
         self.wall_ms: dict[int, Samples] = {}  # by batch
         self.phases_ms: dict[tuple[str, int], Samples] = {}  # by phase and batch
         self.accepted_at: Counter[int] = Counter()
+        self.most_drafted = 0
         self.windows = Samples()
         self.outcomes: Counter[tuple[str, bool, str | None]] = Counter()  # phase, replayed, reason
         self._window: list[int] = []
@@ -45,6 +46,7 @@ class CycleKind:
         for request in cycle.requests:
             self.num_cycles += 1
             self.num_drafted += request.drafted
+            self.most_drafted = max(self.most_drafted, request.drafted)
             self.num_accepted += request.accepted
             self.num_emitted += request.emitted
             self.accepted_at.update(range(request.accepted))
@@ -64,7 +66,7 @@ class CycleKind:
         """Share of the cycles that accepted the draft at position 0, 1, ..."""
         if not self.num_cycles:
             return ()
-        return tuple(self.accepted_at[position] / self.num_cycles for position in range(len(self.accepted_at)))
+        return tuple(self.accepted_at[position] / self.num_cycles for position in range(self.most_drafted))
 
 
 class RecordPhases(msgspec.Struct):

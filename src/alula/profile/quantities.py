@@ -27,6 +27,8 @@ class Quantity(StrEnum):
     HOST_MS = "host_ms"  # part of a cycle in which the device idles and the host works
     FORWARD_MS = "forward_ms"  # a target or draft forward in an experiment (scope: phase, width, batch, variant)
     FLOOR_MS = "floor_ms"  # what no program can be faster than (scope: phase)
+    EXPECTED_MS = "expected_ms"  # what a phase would take at the rate of the same machine's target (scope: phase)
+    RANK_PHASE_MS = "rank_phase_ms"  # a phase of a cycle as one rank saw it (scope: phase, rank)
     MEMORY_BYTES_PER_S = "memory_bytes_per_s"  # measured ceiling of the device's memory
     GEMM_TFLOPS = "gemm_tflops"  # measured; of a clamped device far under its own kind
     TOKEN_MS = "token_ms"  # time per output token (TPOT)
@@ -37,6 +39,7 @@ class Quantity(StrEnum):
     # --- acceptance
     TOKENS_PER_CYCLE = "tokens_per_cycle"  # accepted + 1: the bonus token is counted
     ACCEPTANCE = "acceptance"  # share of all cycles whose draft at `position` (0 first) was accepted
+    ACCEPTANCE_GAIN = "acceptance_gain"  # of first drafts, over the reading in use on the same tokens (variant)
     ACCEPTED_PER_DRAFTED = "accepted_per_drafted"  # 0..1
     NUM_DRAFTED = "num_drafted"
     NUM_ACCEPTED = "num_accepted"
@@ -118,6 +121,7 @@ class Quantity(StrEnum):
     ENVIRONMENT_READ = (
         "environment_read"  # bool: the whole environment of `worker` was read, so a missing name counts
     )
+    VARIABLE_MISMATCH = "variable_mismatch"  # what a rank proved to be other than planned, in words (name, rank)
     VARIABLE_IGNORED = "variable_ignored"  # the engine says that it does not know it
     VARIABLES_COPIED = "variables_copied"  # comma-separated names that a launcher hands to its workers
 
@@ -181,6 +185,7 @@ _UNITS = {
 }
 _SHARES = {
     Quantity.ACCEPTANCE,
+    Quantity.ACCEPTANCE_GAIN,
     Quantity.ACCEPTED_PER_DRAFTED,
     Quantity.KV_USAGE,
     Quantity.UTILISATION,

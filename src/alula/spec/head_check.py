@@ -69,6 +69,12 @@ class HeadChecker:
             warnings=_warnings(config.boundaries, config.feedback, agreement, cycles),
         )
 
+    def first_drafts_right(
+        self, prompt: Sequence[int], answer: Sequence[int], boundaries: tuple[int, ...]
+    ) -> list[bool]:
+        """For each answer token after the first, whether the draft proposes it when the head reads `boundaries`."""
+        return self._first_drafts_right(TeacherText(tuple(prompt), tuple(answer), torch.empty(0)), boundaries)
+
     def _agreement(
         self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], boundaries: tuple[int, ...]
     ) -> float | None:
@@ -76,7 +82,7 @@ class HeadChecker:
             return None
         agreed = total = 0
         for prompt, answer in texts:
-            right = self._first_drafts_right(TeacherText(tuple(prompt), tuple(answer), torch.empty(0)), boundaries)
+            right = self.first_drafts_right(prompt, answer, boundaries)
             agreed += sum(right)
             total += len(right)
         return 100.0 * agreed / max(1, total)

@@ -130,9 +130,9 @@ def _backends(case: Case, phase: str) -> tuple[Evidence, ...]:
 
 def _cost(case: Case) -> tuple[float | None, tuple[Evidence, ...]]:
     """Milliseconds by which verify's transfers exceed decode's, where both were measured."""
-    verify = case.spec.first(Quantity.COLLECTIVE_MS, phase="verify")
-    decode = case.spec.first(Quantity.COLLECTIVE_MS, phase="decode") or case.plain.first(
-        Quantity.COLLECTIVE_MS, phase="decode"
+    verify = case.spec.first(Quantity.COLLECTIVE_MS, phase="verify", variant=None)
+    decode = case.spec.first(Quantity.COLLECTIVE_MS, phase="decode", variant=None) or case.plain.first(
+        Quantity.COLLECTIVE_MS, phase="decode", variant=None
     )
     if verify is None or decode is None or verify.number is None or decode.number is None:
         return None, ()

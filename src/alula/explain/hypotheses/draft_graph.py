@@ -5,7 +5,7 @@ from __future__ import annotations
 from alula.explain.advice.lookup import advise
 from alula.explain.case import Case
 from alula.explain.finding import Finding, Hypothesis
-from alula.explain.hypotheses.graphs import eager_cost, graph_modes, replays
+from alula.explain.hypotheses.graphs import eager_cost, graph_modes, has_graphs, replays
 from alula.explain.hypotheses.support import cited
 from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
@@ -19,6 +19,8 @@ class DraftWithoutGraph(Hypothesis):
     needs = ("graph_replayed", "graph_captured", "experiment:eager_against_graph")
 
     def judge(self, case: Case) -> Finding:
+        if not has_graphs(case):
+            return self.refuted("A CPU has no graphs.", evidence=cited(case.both(Quantity.GPU)))
         steps = case.sums.steps
         told = replays(case.spec, ("draft",))
         captured = _captured(case)

@@ -6,12 +6,14 @@ from alula.explain.advice.lookup import advise
 from alula.explain.case import Case
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis, Tier
-from alula.explain.hypotheses.support import cited, of_figures
+from alula.explain.hypotheses.support import FORCED_ACCEPTANCE, cited, of_figures
 from alula.explain.sweep import SweepPoint
 from alula.profile.quantities import Quantity
 
 _WORKS = 0.15  # acceptance at position 0 under which a head is broken or wired wrongly
 _WORTH_IT = 1.03  # another k must promise this much more to be named
+_WORTH_COMPUTED = 1.06  # the same where it is computed, not measured
+_LARGE_GAIN = 1.1  # from here on the wrong k is a cost, not fine tuning
 
 
 class DraftLength(Hypothesis):
@@ -22,6 +24,9 @@ class DraftLength(Hypothesis):
     needs = ("steps", "tokens_per_s", "acceptance", "draft_ms")
 
     def judge(self, case: Case) -> Finding:
+        forced = case.spec.all(Quantity.FLAG, name=FORCED_ACCEPTANCE)
+        if forced:
+            return self.unknown("Acceptance was forced, so no k is better than another.", evidence=forced)
         rated = [point for point in case.sweep if point.tokens_per_s]
         if len(rated) > 1:
             return self._measured(case, rated)
@@ -31,7 +36,8 @@ class DraftLength(Hypothesis):
                 evidence=cited(case.spec.all(Quantity.ACCEPTANCE, position=0)),
                 next_step=advise(case, "acceptance"),
             )
-        computed = _computed(case)
+        costs = _costs(case)
+        computed = {k: (1 + sum(case.sums.by_position[:k])) / cost for k, cost in costs.items()}
         if not computed or case.sums.steps is None:
             return self._last_position(case)
         best, used = max(computed, key=lambda k: computed[k]), case.sums.steps
@@ -39,14 +45,17 @@ class DraftLength(Hypothesis):
             f"{k}: {computed[k]:.3g}" for k in sorted(computed)
         )
         seen = cited(case.spec.all(Quantity.ACCEPTANCE), of_figures(case.sums.draft_ms, case.sums.cycle_ms))
-        if best != used and computed[best] > _WORTH_IT * computed[used]:
+        if best != used and computed[best] > _WORTH_COMPUTED * computed[used]:
             gain = case.sums.speedup.value * computed[best] / computed[used] if case.sums.speedup else None
+            large = computed[best] > _LARGE_GAIN * computed[used] and _rows_known(case)
             return self.confirmed(
                 f"{told}. k = {best} promises {shown(computed[best] / computed[used])} times the tokens of k "
                 f"= {used}.",
-                tier=Tier.TUNING,
+                tier=Tier.COST if large else Tier.TUNING,
+                ms=costs[used] - costs[best] if large else None,
                 evidence=seen,
-                confidence=0.6,
+                confidence=0.8 if large else 0.6,
+                weight=3.0 if large else 1.0,
                 fix=advise(case, "steps", steps=best),
                 predicted_speedup=gain,
             )
@@ -108,13 +117,34 @@ def _odd(rated: list[SweepPoint]) -> str:
     return ""
 
 
-def _computed(case: Case) -> dict[int, float]:
-    """k -> tokens per ms for k up to the positions known, if a cycle is fixed + k x one draft step."""
+def _costs(case: Case) -> dict[int, float]:
+    """k -> ms of a cycle, for k up to the k in use: what it is now less the draft steps and the rows of verify that
+    it would not have. Rows are taken as free where no width sweep says what they cost."""
     sums = case.sums
     if not sums.by_position or sums.cycle_ms is None or sums.draft_ms is None or not sums.steps:
         return {}
-    each = sums.draft_ms.value / sums.steps
-    fixed = sums.cycle_ms.value - sums.draft_ms.value
-    if fixed <= 0 or len(sums.by_position) < sums.steps:
+    if len(sums.by_position) < sums.steps:
         return {}
-    return {k: (1 + sum(sums.by_position[:k])) / (fixed + k * each) for k in range(1, len(sums.by_position) + 1)}
+    own = "alula" in case.engine  # there the first of k drafts is the extend's, so that k drafts take k - 1 steps
+    each = sums.draft_ms.value / max(1, sums.steps - 1 if own else sums.steps)
+    rows = _rows(case)
+    costs = {}
+    for k in range(1, sums.steps + 1):
+        saved = (sums.steps - k) * each
+        if sums.steps + 1 in rows and k + 1 in rows:
+            saved += max(0.0, rows[sums.steps + 1] - rows[k + 1])
+        costs[k] = sums.cycle_ms.value - saved
+    return costs if all(cost > 0 for cost in costs.values()) else {}
+
+
+def _rows(case: Case) -> dict[int, float]:
+    """Width -> ms of a target forward, from a width sweep."""
+    return {
+        one.scope.width: one.number
+        for one in case.both(Quantity.FORWARD_MS)
+        if one.scope.width and one.number and one.scope.variant in (None, "graph")
+    }
+
+
+def _rows_known(case: Case) -> bool:
+    return case.sums.steps is not None and case.sums.steps + 1 in _rows(case)

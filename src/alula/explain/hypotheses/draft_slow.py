@@ -6,11 +6,14 @@ from alula.explain.advice.lookup import advise
 from alula.explain.case import Case
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis
+from alula.explain.hypotheses.collectives_slow import ALONE, OF_RANK_0
 from alula.explain.hypotheses.support import cited, of_figures
+from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
 
 _HEAVY, _LIGHT = 0.4, 0.25  # of a plain step, all drafting of a cycle
 _HEAVY_STEP = 0.25  # one draft step
+_SLOWER = 0.6  # of what a draft of this size should take: as much again, or nearly
 
 
 class DraftTooSlow(Hypothesis):
@@ -36,6 +39,9 @@ class DraftTooSlow(Hypothesis):
         seen = cited(of_figures(*parts, sums.plain_ms))
         one_step = case.spec.number(Quantity.DRAFT_STEP_MS)
         heavy = share >= _HEAVY or (one_step is not None and one_step / sums.plain_ms.value >= _HEAVY_STEP)
+        expected = _expected(case)
+        if heavy and expected is not None:
+            return self._against_expected(case, total, expected, told, seen)
         if heavy:
             floor = case.spec.number(Quantity.FLOOR_MS, phase="draft")
             removable = total - floor if floor is not None and floor < total else None
@@ -53,3 +59,49 @@ class DraftTooSlow(Hypothesis):
         if share <= _LIGHT:
             return self.refuted(told, evidence=seen)
         return self.suspected(told, evidence=seen, confidence=0.3, next_step=advise(case, "draft_graph"))
+
+    def _against_expected(
+        self, case: Case, total: float, expected: float, told: str, seen: tuple[Evidence, ...]
+    ) -> Finding:
+        """Slow for its size, or just large."""
+        others = _collectives(case)
+        excess = total - expected - others
+        told += f" By the target's own rate a draft of this size would take {shown(expected)} ms."
+        told += f" Its collectives take {shown(others)} ms more than alone, waiting included." if others else ""
+        seen = cited(seen, case.spec.all(Quantity.EXPECTED_MS))
+        if excess >= _SLOWER * expected and excess >= _LIGHT * total:
+            return self.confirmed(
+                told,
+                ms=excess,
+                part="draft",
+                confidence=0.8,
+                evidence=seen,
+                fix="find what slows the draft down: its passes take far longer than its weights explain "
+                "(a missing graph, a slow kernel, work on the host between its steps)",
+                next_step=advise(case, "draft_graph"),
+                predicted_speedup=case.sums.speedup_without(excess),
+            )
+        if case.sums.pays or others > 0.5 * (total - expected):
+            return self.refuted(f"{told} That is its size.", evidence=seen, confidence=0.7)
+        return self.suspected(
+            f"{told} That is its size: a smaller draft, a smaller draft vocabulary or fewer drafts cost less.",
+            evidence=seen,
+            confidence=0.4,
+        )
+
+
+def _expected(case: Case) -> float | None:
+    """Milliseconds that the draft's phases would take at the rate of the target's layers; None where not measured."""
+    found = [one.number for one in case.spec.all(Quantity.EXPECTED_MS) if one.scope.phase in ("draft", "extend")]
+    return sum(number or 0.0 for number in found) if found else None
+
+
+def _collectives(case: Case) -> float:
+    """What the draft's collectives take beyond the same calls alone, waiting for other ranks included."""
+    total = 0.0
+    for phase in ("draft", "extend"):
+        served = case.spec.number(Quantity.COLLECTIVE_MS, phase=phase, variant=None)
+        alone = case.spec.number(Quantity.COLLECTIVE_MS, phase=phase, variant=ALONE)
+        waited = case.spec.number(Quantity.COLLECTIVE_WAIT_MS, phase=phase, name=OF_RANK_0)
+        total += max(0.0, (served or 0.0) - (alone or 0.0)) + (waited or 0.0)
+    return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from alula.explain.advice.lookup import advise
 from alula.explain.case import Case
 from alula.explain.finding import Finding, Hypothesis
-from alula.explain.hypotheses.graphs import eager_cost, replays
+from alula.explain.hypotheses.graphs import eager_cost, has_graphs, replays
 from alula.explain.hypotheses.support import cited
 from alula.explain.known_faults import extend_is_captured
 from alula.profile.quantities import Quantity
@@ -19,6 +19,8 @@ class ExtendWithoutGraph(Hypothesis):
     needs = ("graph_replayed", "graph_captured", "attention_backend", "experiment:eager_against_graph")
 
     def judge(self, case: Case) -> Finding:
+        if not has_graphs(case):
+            return self.refuted("A CPU has no graphs.", evidence=cited(case.both(Quantity.GPU)))
         told = replays(case.spec, ("extend",))
         captured = tuple(one for one in case.spec.all(Quantity.GRAPH_CAPTURED, phase="extend") if one.value is True)
         cost = eager_cost(case, ("extend",))

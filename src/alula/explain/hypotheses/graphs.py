@@ -38,6 +38,11 @@ def replays(run: RunFacts, phases: Sequence[str]) -> Replays:
     )
 
 
+def has_graphs(case: Case) -> bool:
+    """Whether the device is one that could have graphs, as far as known."""
+    return not (case.text(Quantity.GPU) or "").lower().startswith("cpu")
+
+
 def graph_modes(run: RunFacts, phases: Sequence[str | None], wanted: Sequence[str]) -> tuple[Evidence, ...]:
     """Evidence of these modes. A mode said of an earlier phase in `phases` hides what is said of later ones: a
     downgrade for verify stands against the configured mode of the target.

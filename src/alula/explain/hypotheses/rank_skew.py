@@ -32,7 +32,14 @@ class RankSkew(Hypothesis):
             lost = (
                 median_interval([wait for rank, (wait, _) in waits.items() if rank != slow]).median - waits[slow][0]
             )
-            return self._judged(case, slow, lost, waits, "waits least in collectives")
+            plain = {
+                one.scope.rank: one.number or 0.0
+                for one in case.plain.all(Quantity.COLLECTIVE_WAIT_MS)
+                if one.scope.rank is not None
+            }
+            of_plain = [wait for rank, wait in plain.items() if rank != slow]
+            less = max(0.0, median_interval(of_plain).median - plain.get(slow, 0.0)) if of_plain else 0.0
+            return self._judged(case, slow, lost, waits, "waits least in collectives", less)
         for quantity in _OWN_WORK:
             times = _by_rank(case, quantity)
             if len(times) > 1:
@@ -44,8 +51,15 @@ class RankSkew(Hypothesis):
         )
 
     def _judged(
-        self, case: Case, slow: int, lost: float, times: dict[int, tuple[float, Evidence]], how: str
+        self,
+        case: Case,
+        slow: int,
+        lost: float,
+        times: dict[int, tuple[float, Evidence]],
+        how: str,
+        of_plain_ms: float = 0.0,
     ) -> Finding:
+        """of_plain_ms: what a plain step loses in the same way."""
         plain = case.sums.known_cycle_ms or case.sums.plain_ms
         scale = plain.value if plain else max(time for time, _ in times.values())
         seen = cited(*(evidence for _, evidence in times.values()))
@@ -60,7 +74,7 @@ class RankSkew(Hypothesis):
                 fix=f"find what rank {slow} has of its own: its clock, its PCIe link, its CPU core, another "
                 f"process",
                 next_step=advise(case, "clocks"),
-                predicted_speedup=case.sums.speedup_without(lost),
+                predicted_speedup=case.sums.speedup_without(lost, of_plain_ms),
             )
         if lost <= _EVEN * scale:
             return self.refuted(f"Ranks are even ({shown(lost)} ms apart).", evidence=seen)

@@ -12,6 +12,7 @@ from alula.explain.hypotheses.backend_refused import BackendRefused
 from alula.explain.hypotheses.batch_large import BatchTooLarge
 from alula.explain.hypotheses.ceiling import BreakEvenAboveCeiling
 from alula.explain.hypotheses.clocks import ClocksHeldDown
+from alula.explain.hypotheses.collectives_slow import CollectivesSlow
 from alula.explain.hypotheses.contradictions import ContradictoryEvidence
 from alula.explain.hypotheses.cost_line import FixedOrPerDraft
 from alula.explain.hypotheses.draft_graph import DraftWithoutGraph
@@ -44,6 +45,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     DraftWithoutGraph(),
     ExtendWithoutGraph(),
     AllreducePathsDiffer(),
+    CollectivesSlow(),
     BackendRefused(),
     PeerAccessOff(),
     PeerPathDead(),

@@ -12,6 +12,7 @@ from alula.plan.served_models import find_shape
 from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
 
+FORCED_ACCEPTANCE = "tokens-per-cycle"  # name of a FLAG: how many drafts count was decided beforehand
 SLOW_VERIFY = 1.3  # plain steps above which a verify of a few rows is in need of an explanation
 
 

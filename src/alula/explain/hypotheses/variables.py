@@ -8,7 +8,7 @@ import msgspec
 
 from alula.explain.advice.lookup import advise
 from alula.explain.case import Case
-from alula.explain.finding import Finding, Hypothesis
+from alula.explain.finding import Finding, Hypothesis, Tier
 from alula.explain.hypotheses.support import cited
 from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
@@ -27,6 +27,9 @@ class VariablesNotInForce(Hypothesis):
         planned = {one.scope.name: one for one in _ours(case.both(Quantity.VARIABLE_PLANNED))}
         seen = _ours(case.both(Quantity.VARIABLE_SEEN))
         ignored = case.both(Quantity.VARIABLE_IGNORED)
+        proven = case.both(Quantity.VARIABLE_MISMATCH)
+        if proven:
+            return self._proven(proven)
         problems = [
             *_differing(seen),
             *_missing(case, planned, seen),
@@ -48,6 +51,17 @@ class VariablesNotInForce(Hypothesis):
                 next_step=step,
             )
         return self.unknown("No environment of a rank was seen.", next_step=step)
+
+    def _proven(self, found: tuple[Evidence, ...]) -> Finding:
+        """Looked up inside of the processes themselves: a fault, whatever it costs."""
+        told = dict.fromkeys(str(one.value).rstrip(".") for one in found)
+        return self.confirmed(
+            f"{'. '.join(list(told)[:4])}.",
+            tier=Tier.FAULT,
+            confidence=0.95,
+            evidence=cited(found),
+            fix="let every rank start with the planned value; what changes it stands in the evidence",
+        )
 
     def _problems(self, problems: list[_Problem], step: str) -> Finding:
         text = " ".join(problem.text for problem in problems)

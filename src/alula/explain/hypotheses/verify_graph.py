@@ -6,7 +6,7 @@ from alula.explain.advice.lookup import advise, table_of
 from alula.explain.case import Case
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Hypothesis
-from alula.explain.hypotheses.graphs import eager_cost, graph_modes, replays
+from alula.explain.hypotheses.graphs import eager_cost, graph_modes, has_graphs, replays
 from alula.explain.hypotheses.support import cited, excess_ms, of_figures, slow_verify
 from alula.profile.evidence import Evidence
 from alula.profile.quantities import Quantity
@@ -23,6 +23,8 @@ class VerifyWithoutGraph(Hypothesis):
     needs = ("graph_replayed", "graph_mode", "graph_captured", "experiment:eager_against_graph")
 
     def judge(self, case: Case) -> Finding:
+        if not has_graphs(case):
+            return self.refuted("A CPU has no graphs.", evidence=cited(case.both(Quantity.GPU)))
         told = replays(case.spec, _PHASES)
         reasons = case.spec.all(Quantity.GRAPH_REASON, phase="verify")
         disabled = _disabled(case)

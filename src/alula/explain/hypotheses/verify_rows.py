@@ -10,6 +10,7 @@ from alula.explain.hypotheses.support import cited, looks_sparse
 from alula.profile.quantities import Quantity
 
 _STEEP, _FLAT = 1.3, 1.15
+_STEEP_ROW = 0.1  # of a row's time, what each further row must cost
 
 
 class VerifyRowsCost(Hypothesis):
@@ -40,7 +41,7 @@ class VerifyRowsCost(Hypothesis):
             f"{shown(one)} ms)."
         )
         seen = cited(tuple(found[width] for width in sorted(found)))
-        if factor >= _STEEP:
+        if factor >= _STEEP and factor - 1 >= _STEEP_ROW * (width - 1):
             return self.confirmed(
                 told,
                 ms=(found[width].number or one) - one,
@@ -52,6 +53,6 @@ class VerifyRowsCost(Hypothesis):
                 "smaller k",
                 next_step=advise(case, "attention"),
             )
-        if factor <= _FLAT:
+        if factor <= max(_FLAT, 1 + 0.5 * _STEEP_ROW * (width - 1)):
             return self.refuted(told, evidence=seen)
         return self.suspected(told, evidence=seen, confidence=0.3, next_step=advise(case, "attention"))

@@ -14,7 +14,8 @@ from alula.explain.figures import Figure, shown
 from alula.explain.finding import Finding, Status
 from alula.explain.known_faults import fields_to_read_with_care
 from alula.explain.report.pictures import acceptance_picture, break_even_picture, waterfall_picture
-from alula.explain.report.tables import allreduce_rows, environment_rows
+from alula.explain.report.tables import PATH_COLUMNS, allreduce_rows, environment_rows, path_rows
+from alula.explain.report.timeline import timeline_picture, timeline_rows
 from alula.explain.verdict import Verdict, as_document, shown_text
 
 _STYLE = """
@@ -56,6 +57,7 @@ def page(verdict: Verdict) -> str:
 {_pictures(verdict)}
 {_findings(verdict.findings)}
 {_figures((*verdict.case.sums.figures(), *further_figures(verdict.case)))}
+{_table("Collectives of decode against verify", PATH_COLUMNS, path_rows(verdict.case))}
 {_table("All-reduces", ("phase", "message", "backend"), allreduce_rows(verdict.case))}
 {_table("Environment", ("variable", "value", "where"), environment_rows(verdict.case))}
 {_rest(verdict)}
@@ -80,6 +82,8 @@ def _pictures(verdict: Verdict) -> str:
     drawn = "".join(f"<h2>{escape(name)}</h2>\n{picture}\n" for name, picture in sections if picture)
     if fixes:
         drawn += f"<p class='meta'>Numbered points: what each fix would give.</p><ol>{fixes}</ol>"
+    timeline = timeline_picture(timeline_rows(verdict.case))
+    drawn += f"<h2>One cycle, phase by phase</h2>\n{timeline}\n" if timeline else ""
     by_position = acceptance_picture(sums.by_position)
     return drawn + (f"<h2>Acceptance by position</h2>\n{by_position}\n" if by_position else "")
 

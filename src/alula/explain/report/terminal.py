@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -10,12 +12,16 @@ from alula.explain.derived import further_figures
 from alula.explain.figures import shown
 from alula.explain.finding import Finding, Status
 from alula.explain.known_faults import fields_to_read_with_care
+from alula.explain.report.tables import PATH_COLUMNS, environment_rows, path_rows
+from alula.explain.report.timeline import timeline_rows
 from alula.explain.verdict import Verdict, shown_text
 from alula.profile.comparison import Difference
 from alula.profile.evidence import Evidence
+from alula.profile.quantities import Quantity
 
 _COLOURS = {Status.CONFIRMED: "red", Status.UNDECIDED: "yellow", Status.REFUTED: "green"}
 _BAR, _MAX_EVIDENCE, _LONGEST = 30, 4, 160
+_MOST_VARIABLES = 20
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:
@@ -28,6 +34,7 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
         _plain(console, "Figures", style="bold")
         for figure in figures:
             _plain(console, f"  {figure.words()}")
+    _print_live(console, verdict)
     for status, heading in ((Status.CONFIRMED, "Found"), (Status.UNDECIDED, "Open"), (Status.REFUTED, "Ruled out")):
         found = [
             one for one in verdict.findings if one.status is status and (one.suspect or status is Status.REFUTED)
@@ -38,6 +45,39 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
         for finding in found:
             _print_finding(console, finding, short=status is Status.REFUTED)
     _print_rest(console, verdict)
+
+
+def _print_live(console: Console, verdict: Verdict) -> None:
+    """What only a run's own records tell: acceptance by position, phases by rank, collectives, variables."""
+    case = verdict.case
+    if case.sums.by_position:
+        shares = ", ".join(f"{100 * share:.0f} %" for share in case.sums.by_position)
+        _plain(console, f"  accepted by position: {shares}")
+    by_rank = [row for row in timeline_rows(case) if "rank" in row[0]]
+    if by_rank:
+        console.print()
+        _plain(console, "One cycle, rank by rank", "bold")
+    for name, phases, remark in by_rank:
+        told = ", ".join(f"{phase} {shown(ms)}" for phase, ms in phases)
+        _plain(console, f"  {name}: {told} ms{f'; {remark}' if remark else ''}")
+    _print_table(console, "Collectives", PATH_COLUMNS, path_rows(case))
+    if any(one.scope.rank is not None for one in case.both(Quantity.VARIABLE_SEEN)):
+        _print_table(
+            console, "Environment", ("variable", "value", "where"), environment_rows(case)[:_MOST_VARIABLES]
+        )
+
+
+def _print_table(console: Console, heading: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    if not rows:
+        return
+    console.print()
+    _plain(console, heading, "bold")
+    table = Table(show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(Text(column))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
 
 
 def print_comparison(console: Console, differences: tuple[Difference, ...], names: tuple[str, str]) -> None:

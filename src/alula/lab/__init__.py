@@ -1,0 +1,1 @@
+"""Experiments on a running engine, named by hypotheses and judged by `explain`."""
