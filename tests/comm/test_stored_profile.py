@@ -75,3 +75,14 @@ def test_a_later_schema_and_an_unwritable_place(tmp_path: Path) -> None:
         load_profile(tmp_path, KEY)
     with pytest.raises(RecordWriteError, match="cannot write the profile"):
         save_profile(tmp_path / "missing" / "profile.json", KEY, TABLE)
+    with pytest.raises(InvalidOption, match="is not there and cannot be written"):
+        load_profile(tmp_path / "missing" / "profile.json", KEY)
+
+
+@pytest.mark.parametrize("us", [-5.0, 0.0])
+def test_times_that_cannot_be_are_refused(tmp_path: Path, us: float) -> None:
+    path = tmp_path / "profile.json"
+    (timing,) = TABLE.timings
+    save_profile(path, KEY, msgspec.structs.replace(TABLE, timings=(msgspec.structs.replace(timing, us=us),)))
+    with pytest.raises(InvalidOption, match=f"all_reduce of 14336 bytes takes {us} us through nccl"):
+        load_profile(path, KEY)

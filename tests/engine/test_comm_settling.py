@@ -125,10 +125,12 @@ def test_a_table_covers_what_lies_between_its_sizes() -> None:
     timings = tuple(Timing(op="all_reduce", num_bytes=size, backend="nccl", us=1.0) for size in (1024, 65536))
     table = MeasuredTable(timings=timings)
     inside = Message(op="all_reduce", num_bytes=8192, dtype="bfloat16")
-    assert covers(table, [inside])
+    names = ("nccl", "peer_push")
+    assert covers(table, [inside], names)
+    assert not covers(table, [inside], ("peer_push",))
     for outside in (512, 65537):
-        assert not covers(table, [inside, msgspec.structs.replace(inside, num_bytes=outside)])
-    assert not covers(table, [msgspec.structs.replace(inside, op="all_gather")])
+        assert not covers(table, [inside, msgspec.structs.replace(inside, num_bytes=outside)], names)
+    assert not covers(table, [msgspec.structs.replace(inside, op="all_gather")], names)
 
 
 def test_flashinfer_that_is_missing_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

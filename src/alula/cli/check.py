@@ -13,7 +13,7 @@ import typer
 
 from alula import __version__
 from alula.cli.check_collectives import check_collectives
-from alula.cli.comm_options import CommOptions
+from alula.cli.comm_options import Collectives, CommOptions
 from alula.cli.options import Json
 from alula.cli.output import SCHEMA, Output
 from alula.core.errors import InvalidOption
@@ -37,6 +37,7 @@ def check(
         str | None, typer.Option("--feedback", help="Check the head as if it handed on pre or post its norm.")
     ] = None,
     tp: Annotated[int, typer.Option("--tp", metavar="N", help="Ranks to try the collective backends with.")] = 2,
+    collectives: Collectives = "auto",
     json_file: Json = None,
 ) -> None:
     """Show what this machine has, which collective backends run here, how fast, and why not."""
@@ -57,7 +58,9 @@ def check(
 
             output.document["head"] = check_head(model, head, aux_boundaries, feedback, output)
             return
-        output.document |= check_collectives(comm.parallel(tp=tp), machine["device"], model, output)
+        output.document |= check_collectives(
+            comm.parallel(tp=tp, collectives=collectives), machine["device"], model, output
+        )
 
 
 def _print_facts(output: Output, facts: dict[str, Any]) -> None:

@@ -12,38 +12,40 @@ from rich.table import Table
 from alula.cli.output import Output
 
 if TYPE_CHECKING:
+    from alula.comm.environment_plan import EnvironmentPlan
     from alula.comm.table import MeasuredTable
     from alula.comm.topology import Topology
     from alula.comm.tuning_plan import Message
     from alula.core.config import ParallelConfig
-    from alula.engine.comm_trial import Verdict
+    from alula.engine.comm_trial import Trial, Verdict
 
 # Without a model: rows of a hidden state from a small model's single token to a block of a large one's.
 _SAMPLE_BYTES = (1152, 14_336, 57_344, 114_688, 917_504)
 
 
 def check_collectives(parallel: ParallelConfig, device: str, model: str | None, output: Output) -> dict[str, Any]:
-    """Prints the tables, writes the profile where one is named, and returns the part of the document."""
+    """Prints the tables, writes the profile where one is named and is not there, and returns the part of the document.
+
+    Raises InvalidOption for options that no run would take, before anything is tried."""
     import msgspec
 
     from alula.cli.environment_table import environment_document, environment_table
-    from alula.comm.host_plan import plan_for_host
-    from alula.comm.stored_profile import save_profile
     from alula.comm.topology import detect_topology
-    from alula.core.environment import inherited
-    from alula.engine.comm_settling import profile_key
     from alula.engine.comm_trial import try_backends
 
-    plan = plan_for_host(parallel, device, inherited())
-    messages = _messages(model, parallel, device, output)
-    trial = try_backends(plan, messages, output.note)
+    plan, messages, path, known = _prepared(parallel, device, model, output)
+    trial = try_backends(plan, messages, output.note, known=known)
     topology = detect_topology() if device == "cuda" else None
-    if topology is not None:
-        output.human.print(_links(topology), markup=False, soft_wrap=True)
+    output.human.print(
+        "links: none, ranks on a CPU share memory" if topology is None else _links(topology),
+        markup=False,
+        soft_wrap=True,
+    )
     output.human.print(_verdict_table(parallel.tp, trial.verdicts))
     output.human.print(environment_table(trial.environment))
     document: dict[str, Any] = {
         "tp": parallel.tp,
+        "dtype": messages[0].dtype,
         "topology": None if topology is None else msgspec.to_builtins(topology),
         "environment": environment_document(trial.environment),
         "collectives": [
@@ -55,30 +57,60 @@ def check_collectives(parallel: ParallelConfig, device: str, model: str | None, 
             }
             for verdict in trial.verdicts
         ],
+        "chosen": [
+            {"op": c.message.op, "bytes": c.message.num_bytes, "backend": c.backend, "rule": c.rule}
+            for c in trial.choices
+        ],
     }
-    if trial.table is not None:
-        document |= _show_times(trial.table, output)
-        if parallel.comm_profile is not None:
-            save_profile(Path(parallel.comm_profile), profile_key(plan, messages[0].dtype), trial.table)
-            output.note(f"wrote {parallel.comm_profile}")
+    document |= _show_times(trial, known is not None, output)
+    if path is not None and trial.table is not None and known is None and not parallel.without:
+        _write_profile(path, plan, messages, trial.table, output)
     return document
 
 
-def _links(topology: Topology) -> str:
-    """One line: how the GPUs are joined, and what could not be found out."""
-    access = {True: "every pair", False: "not every pair", None: "unknown"}[topology.peer_access]
-    links = ", ".join(f"{pair} {link}" for pair, link in topology.links.items()) or "unknown"
-    told = f"links: {links}; NVLink: {topology.nvlink or 'unknown'}; peer access: {access}"
-    return "; ".join((told, *(f"not found out: {reason}" for reason in topology.unknown)))
+def _prepared(
+    parallel: ParallelConfig, device: str, model: str | None, output: Output
+) -> tuple[EnvironmentPlan, tuple[Message, ...], Path | None, MeasuredTable | None]:
+    """The plan, the messages, and the profile that is named with what it holds."""
+    from alula.comm.backends.builtin import check_collectives as check_name
+    from alula.comm.host_plan import plan_for_host
+    from alula.comm.stored_profile import load_profile
+    from alula.core.environment import inherited
+    from alula.engine.comm_settling import leaving_out, profile_key
+
+    check_name(parallel.collectives)
+    leaving_out(parallel)
+    for option, given in (("--nccl", bool(parallel.nccl)), ("--share-gpus", parallel.share_gpus)):
+        if given and device == "cpu":
+            output.note(f"{option} has no effect on ranks of a CPU")
+    plan = plan_for_host(parallel, device, inherited())
+    messages = _messages(model, parallel, device, output)
+    path = None if parallel.comm_profile is None else Path(parallel.comm_profile)
+    known = None if path is None else load_profile(path, profile_key(plan, messages[0].dtype))
+    return plan, messages, path, known
 
 
-def _show_times(table: MeasuredTable, output: Output) -> dict[str, Any]:
+def _write_profile(
+    path: Path, plan: EnvironmentPlan, messages: tuple[Message, ...], table: MeasuredTable, output: Output
+) -> None:
+    from alula.comm.stored_profile import save_profile
+    from alula.engine.comm_settling import profile_key
+
+    save_profile(path, profile_key(plan, messages[0].dtype), table)
+    output.note(f"wrote {path}")
+
+
+def _show_times(trial: Trial, stored: bool, output: Output) -> dict[str, Any]:
     import msgspec
 
     from alula.comm.table import crossovers
 
-    crossings = crossovers(table)
-    output.human.print(_time_table(table))
+    output.human.print(_choice_table(trial))
+    if trial.table is None:
+        return {}
+    crossings = crossovers(trial.table)
+    if trial.table.timings:
+        output.human.print(_time_table(trial.table, stored))
     for crossing in crossings:
         output.human.print(
             f"{crossing.op}: {crossing.below} up to about {crossing.num_bytes} bytes, {crossing.above} beyond "
@@ -87,10 +119,31 @@ def _show_times(table: MeasuredTable, output: Output) -> dict[str, Any]:
             soft_wrap=True,
         )
     return {
-        "times_us": [msgspec.to_builtins(timing) for timing in table.timings],
-        "captured": table.captured,
+        "times_us": [msgspec.to_builtins(timing) for timing in trial.table.timings],
+        "captured": trial.table.captured,
+        "stored": stored,
         "crossovers": [msgspec.to_builtins(crossing) for crossing in crossings],
     }
+
+
+def _choice_table(trial: Trial) -> Table:
+    """What a run would send each message through."""
+    table = Table("call", "bytes", "would take", "because of", title="Choices", title_justify="left")
+    lines: dict[tuple[str, str, str], list[int]] = {}
+    for choice in trial.choices:
+        why = choice.rule or ("the measured times" if trial.table is not None else "its place: nothing was timed")
+        lines.setdefault((choice.message.op, choice.backend, why), []).append(choice.message.num_bytes)
+    for (op, backend, why), sizes in lines.items():
+        table.add_row(op, _span(sizes), backend, why)
+    return table
+
+
+def _links(topology: Topology) -> str:
+    """One line: how the GPUs are joined, and what could not be found out."""
+    access = {True: "every pair", False: "not every pair", None: "unknown"}[topology.peer_access]
+    links = ", ".join(f"{pair} {link}" for pair, link in topology.links.items()) or "unknown"
+    told = f"links: {links}; NVLink: {topology.nvlink or 'unknown'}; peer access: {access}"
+    return "; ".join((told, *(f"not found out: {reason}" for reason in topology.unknown)))
 
 
 def _messages(model: str | None, parallel: ParallelConfig, device: str, output: Output) -> tuple[Message, ...]:
@@ -139,9 +192,10 @@ def _span(sizes: list[int]) -> str:
     return str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)}-{max(sizes)}"
 
 
-def _time_table(table: MeasuredTable) -> Table:
+def _time_table(table: MeasuredTable, stored: bool) -> Table:
     """Microseconds by size and backend, the least of each size in bold."""
     where = "inside a CUDA graph" if table.captured else "in a loop"
+    where += ", from the stored profile" if stored else ""
     names = sorted({timing.backend for timing in table.timings})
     shown = Table("call", "bytes", title=f"Microseconds, {where}, slowest rank", title_justify="left")
     for name in names:

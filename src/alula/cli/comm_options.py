@@ -19,6 +19,17 @@ def option(*names: str, text: str, panel: str, metavar: str | None = None) -> An
     return typer.Option(*names, help=text, rich_help_panel=panel, metavar=metavar)
 
 
+Collectives = Annotated[
+    str,
+    option(
+        "--collectives",
+        text="auto, fastest (whatever the order of sums), or one backend's name.",
+        panel=ENGINE,
+        metavar="NAME",
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommOptions:
     """How ranks are started and what they know of each other."""

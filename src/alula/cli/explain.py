@@ -21,7 +21,7 @@ from alula.core.errors import InvalidOption
 if TYPE_CHECKING:
     from alula.explain.typed import Typed
     from alula.explain.verdict import Verdict
-    from alula.lab.experiment import Ran
+    from alula.lab.runner import Outcome
 
 _TYPED = "Numbers typed by hand"
 Files = Annotated[
@@ -109,26 +109,28 @@ def explain(
         if compare:
             _compare(output, compare)
             return
-        ran: list[Ran] = []
-        interrupted = False
+        given = [*(from_files or []), *(baseline or []), *([url] if url else [])]
+        found = None
         if model is not None or shape is not None:
-            _refuse_mixture(numbers, [*(from_files or []), *(baseline or []), *([url] if url else [])])
+            _refuse_mixture(numbers, given)
             asked = Asked(model, shape, prompts, prompt_tokens, limit, max_tokens, raw, budget)
             found = live(output, engine, sampling, asked)
-            verdict, ran, interrupted = found.verdict, found.outcome.ran, found.outcome.interrupted
+            verdict = found.verdict
         else:
-            verdict, ran, interrupted = (
-                _from_evidence(output, numbers, from_files or [], baseline or [], url),
-                [],
-                False,
-            )
+            verdict = _from_evidence(output, numbers, from_files or [], baseline or [], url)
         _show(output, verdict, html)
-        if ran:
-            output.document["facts"]["experiments"] = to_builtins(ran)
-        if interrupted:
-            raise KeyboardInterrupt
+        if found is not None:
+            _show_run(output, found.outcome)
     if verdict.exit_code:
         raise typer.Exit(verdict.exit_code)
+
+
+def _show_run(output: Output, outcome: Outcome) -> None:
+    """What became of each experiment; an interrupt goes on its way once everything is written."""
+    if outcome.ran:
+        output.document["facts"]["experiments"] = to_builtins(outcome.ran)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
 
 
 def _refuse_mixture(numbers: TypedOptions, sources: list[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from alula.cli.comm_options import ENGINE, CommOptions, option
+from alula.cli.comm_options import ENGINE, Collectives, CommOptions, option
 from alula.core.config import (
     DTYPES,
     GRAPH_PHASES,
@@ -118,15 +118,7 @@ class EngineOptions(CommOptions):
     draft_tp: Annotated[
         str, option("--draft-tp", text="The head over the ranks: auto, sharded or replicated.", panel=ENGINE)
     ] = "auto"
-    collectives: Annotated[
-        str,
-        option(
-            "--collectives",
-            text="auto, fastest (whatever the order of sums), or one backend's name.",
-            panel=ENGINE,
-            metavar="NAME",
-        ),
-    ] = "auto"
+    collectives: Collectives = "auto"
     rank_deadline: Annotated[
         float,
         option(

@@ -24,6 +24,7 @@ from alula.comm.probe import Place, agree, probe
 from alula.comm.process_groups import ProcessGroups
 from alula.comm.rules import AUTO, FASTEST, Rules, choose, choose_families, order_refusal
 from alula.comm.segment import Segment
+from alula.comm.table import MeasuredTable
 from alula.comm.timing import time_backends
 from alula.comm.tuning_plan import NOTHING_KNOWN, TuningPlan
 from alula.core.errors import InvalidOption, RankFailure
@@ -62,7 +63,7 @@ def join_group(member: GroupMember) -> Group:
         backends = build_backends(context.segment, context.plugins)
         dispatcher = Dispatcher(backends, member.size, watch=context.peers.own)
         return Group(member.rank, member.size, dispatcher, peers=context.peers)
-    backends = _choosable(build_backends(context.segment, context.plugins), member)
+    backends = choosable(build_backends(context.segment, context.plugins), member.collectives, member.device)
     place = context.place(backends)
     backends = tuple(_started(backend, member, place) for backend in backends)
     rules = settle_rules(backends, member, place)
@@ -114,8 +115,19 @@ def settle_rules(backends: Sequence[Backend], member: GroupMember, place: Place)
         usable = [backend for backend in backends if all(backend.name != r.backend for r in refused)]
         if not member.share_gpus:
             table = time_backends(usable, calls, place)
-    mode = FASTEST if member.collectives == FASTEST else AUTO
-    rules = Rules(mode=mode, table=table, unusable=refused)
+    return make_rules(member.collectives, table, refused, calls, backends)
+
+
+def make_rules(
+    collectives: str,
+    table: MeasuredTable | None,
+    refused: Sequence[Refusal],
+    calls: Sequence[CollectiveCall],
+    backends: Sequence[Backend],
+) -> Rules:
+    """The rules of a run: `collectives` as the option, calls as its forwards make them."""
+    mode = FASTEST if collectives == FASTEST else AUTO
+    rules = Rules(mode=mode, table=table, unusable=tuple(refused))
     return msgspec.structs.replace(rules, families=choose_families(calls, backends, rules))
 
 
@@ -135,14 +147,19 @@ def make_group(member: GroupMember, backends: Sequence[Backend], rules: Rules, p
     )
 
 
-def _choosable(backends: Sequence[Backend], member: GroupMember) -> tuple[Backend, ...]:
+def choosable(backends: Sequence[Backend], collectives: str, device: str) -> tuple[Backend, ...]:
     """All of them; or the named one alone, the others for nothing but operations that it does not have at all, and for
     tensors of the host beside a device."""
-    if member.collectives in MODES:
+    if collectives in MODES:
         return tuple(backends)
-    named = next(backend for backend in backends if backend.name == member.collectives)
+    named = next((backend for backend in backends if backend.name == collectives), None)
+    if named is None:
+        raise InvalidOption(
+            f"--collectives {collectives}: there is no such backend on {device}; here: "
+            f"{', '.join(backend.name for backend in backends)}"
+        )
     lacking = tuple(op for op in (*OPS, SUM_ONTO) if op not in operations(named))
-    devices = () if member.device == "cpu" else ("cpu",)
+    devices = () if device == "cpu" else ("cpu",)
     others = (
         Narrowed(backend, lacking, devices, f"--collectives {named.name}")
         for backend in backends

@@ -39,7 +39,9 @@ def load_plugins(context: CommunicatorContext) -> tuple[Backend, ...]:
 
 def _load(name: str, entry: importlib.metadata.EntryPoint, context: CommunicatorContext) -> Backend:
     try:
-        backend: Backend = entry.load()(context)
+        backend: Backend | None = entry.load()(context)
+        if backend is None:
+            return Unavailable(name, "its function returned None; expected a backend (comm/backends/protocol.py)")
         if backend.name != name:
             return Unavailable(name, f"calls itself {backend.name!r}; its entry point is named {name!r}")
     except Exception as error:  # noqa: BLE001 - another package's code: whatever it raises is its refusal

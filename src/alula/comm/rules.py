@@ -210,5 +210,5 @@ def _none_takes(call: CollectiveCall, refused: Sequence[Refusal]) -> InvalidOpti
     reasons = "; ".join(f"{refusal.backend}: {refusal.reason}" for refusal in refused)
     return InvalidOption(
         f"no collective backend takes {call.op} of {call.num_bytes} bytes of {call.dtype} on {call.device} over "
-        f"{call.num_ranks} ranks ({reasons}); choose another with --collectives"
+        f"{call.num_ranks} ranks ({reasons}); choose another with --collectives, or leave out fewer with --without"
     )

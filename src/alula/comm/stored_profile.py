@@ -5,6 +5,8 @@ Knows nothing of how it was measured.
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 
 import msgspec
@@ -36,12 +38,17 @@ class CommProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_profile(path: Path, key: ProfileKey) -> MeasuredTable | None:
-    """The stored table; None where there is no such file yet.
+    """The stored table; None where there is no such file yet, in a folder that can hold one.
 
     Raises InvalidOption for a file that is none of ours, and naming the fields where its key is another."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
+        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            raise InvalidOption(
+                f"--comm-profile {path} is not there and cannot be written: {path.parent} is no folder that can be "
+                "written to; name another file"
+            ) from None
         return None
     except OSError as error:
         raise InvalidOption(f"--comm-profile {path} cannot be read: {error.strerror}") from error
@@ -54,6 +61,11 @@ def load_profile(path: Path, key: ProfileKey) -> MeasuredTable | None:
         ) from error
     if found.schema != SCHEMA:
         raise InvalidOption(f"--comm-profile {path} has schema {found.schema}; this alula reads {SCHEMA}")
+    if odd := [timing for timing in found.table.timings if not 0 < timing.us < math.inf]:
+        raise InvalidOption(
+            f"--comm-profile {path} says that {odd[0].op} of {odd[0].num_bytes} bytes takes {odd[0].us} us through "
+            f"{odd[0].backend}; expected a positive number: remove the file to have it measured anew"
+        )
     if found.key != key:
         raise InvalidOption(f"--comm-profile {path} was measured elsewhere: {differences(found.key, key)}")
     return found.table

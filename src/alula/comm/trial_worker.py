@@ -13,10 +13,14 @@ from alula.comm.backends.protocol import Backend, Unavailable, admission
 from alula.comm.call import describe_call
 from alula.comm.capture import is_capturable
 from alula.comm.group import Group
+from alula.comm.join import choosable, make_rules
 from alula.comm.probe import Place, agree, probe
+from alula.comm.rules import choose
 from alula.comm.table import MeasuredTable
 from alula.comm.timing import time_backends
 from alula.comm.tuning_plan import Message
+from alula.core.errors import InvalidOption
+from alula.core.records import Refusal
 
 
 class NamesCommand(msgspec.Struct, frozen=True):
@@ -37,6 +41,15 @@ class TimeCommand(msgspec.Struct, frozen=True):
 
 class VerdictsCommand(msgspec.Struct, frozen=True):
     """Asks what each backend says of each message: (message, backend, reason or None)."""
+
+
+class ChoicesCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks what would be chosen: (message, backend, rule), with the reason in the backend's place where nothing takes
+    it. collectives: as --collectives."""
+
+    collectives: str
+    table: MeasuredTable | None
+    refused: tuple[Refusal, ...]
 
 
 class TrialPayload(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +83,25 @@ class TrialWorker:
             return self._probe(command.backend)
         if isinstance(command, TimeCommand):
             return self._time(command.backend)
+        if isinstance(command, ChoicesCommand):
+            return self._choices(command)
         return [
             (message, name, admission(backend, call).reason)
             for message, call in zip(self._payload.messages, self._calls, strict=True)
             for name, backend in self._backends.items()
         ]
+
+    def _choices(self, command: ChoicesCommand) -> list[tuple[Message, str, str | None]]:
+        backends = choosable(tuple(self._backends.values()), command.collectives, self._payload.device)
+        rules = make_rules(command.collectives, command.table, command.refused, self._calls, backends)
+        found = []
+        for message, call in zip(self._payload.messages, self._calls, strict=True):
+            try:
+                decision = choose(call, backends, rules)
+                found.append((message, backends[decision.index].name, decision.rule))
+            except InvalidOption as error:
+                found.append((message, f"none: {error}", None))
+        return found
 
     def _probe(self, name: str) -> str | None:
         backend = self._backends[name]

@@ -124,9 +124,16 @@ def _sizes(records: Iterable[DispatchRecord]) -> tuple[int, ...]:
 
 
 def _because(records: Sequence[DispatchRecord], other: str) -> str:
-    """Why these calls did not take the other backend, by what was said when they were decided."""
-    said = {refusal.reason: None for record in records for refusal in record.refused if refusal.backend == other}
+    """Why these calls did not take the other backend, by what was said when they were decided: by size, where sizes
+    were told different things."""
+    said: dict[str, list[int]] = {}
+    for record in sorted(records, key=lambda record: record.num_bytes):
+        for refusal in record.refused:
+            if refusal.backend == other and record.num_bytes not in said.setdefault(refusal.reason, []):
+                said[refusal.reason].append(record.num_bytes)
+    if len(said) == 1:
+        return next(iter(said))
     if said:
-        return "; ".join(said)
+        return "; ".join(f"{', '.join(map(str, sizes))} bytes: {reason}" for reason, sizes in said.items())
     # Without a table the first backend that takes a call is chosen, and those behind it are not asked.
     return f"{records[0].backend} comes before {other} and takes it"

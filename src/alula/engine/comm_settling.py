@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 
 from alula.comm.backends.builtin import backend_names, check_collectives
@@ -36,7 +37,8 @@ def settle(
     path = None if parallel.comm_profile is None else Path(parallel.comm_profile)
     key = profile_key(plan, dtype)
     known = None if path is None else load_profile(path, key)
-    if known is not None and covers(known, messages):
+    if known is not None and covers(known, messages, backend_names()):
+        say(f"collectives: times read from {path}")
         return TuningPlan(messages=tuple(messages), table=known, refused=(*known.refused, *left_out))
     if plan.device == "cpu":
         return TuningPlan(messages=tuple(messages), measure=True, refused=left_out)
@@ -47,6 +49,7 @@ def settle(
     # A table in which backends are missing by choice would keep later runs from them.
     if path is not None and table is not None and not parallel.without:
         save_profile(path, key, table)
+        say(f"collectives: times written to {path}")
     return TuningPlan(messages=tuple(messages), table=table, refused=trial.refused)
 
 
@@ -66,10 +69,11 @@ def keep(plan: EnvironmentPlan, dtype: str, table: MeasuredTable | None) -> None
         save_profile(path, profile_key(plan, dtype), table)
 
 
-def covers(table: MeasuredTable, messages: Sequence[Message]) -> bool:
-    """Whether every message lies at or between measured sizes of its operation."""
+def covers(table: MeasuredTable, messages: Sequence[Message], names: Sequence[str]) -> bool:
+    """Whether every message lies at or between sizes at which backends of these names were measured."""
+    own = msgspec.structs.replace(table, timings=tuple(t for t in table.timings if t.backend in names))
     for message in messages:
-        sizes = table.sizes(message.op)
+        sizes = own.sizes(message.op)
         if not sizes or not sizes[0] <= message.num_bytes <= sizes[-1]:
             return False
     return True

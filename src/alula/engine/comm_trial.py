@@ -14,6 +14,7 @@ import msgspec
 from alula.comm.environment_plan import EnvironmentPlan
 from alula.comm.table import MeasuredTable
 from alula.comm.trial_worker import (
+    ChoicesCommand,
     NamesCommand,
     ProbeCommand,
     TimeCommand,
@@ -38,12 +39,21 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
 
 
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run would send a message through, and by which rule besides speed."""
+
+    message: Message
+    backend: str
+    rule: str | None
+
+
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """What came out. table: None where nothing was timed (ranks that share a GPU). environment: of the last ranks."""
 
     table: MeasuredTable | None
     refused: tuple[Refusal, ...]
     verdicts: tuple[Verdict, ...]
+    choices: tuple[Choice, ...] = ()
     environment: tuple[EnvironmentRecord, ...] = ()
 
 
@@ -53,13 +63,16 @@ def try_backends(
     say: Callable[[str], None],
     deadline_s: float = TRIAL_DEADLINE_S,
     quiet_s: float = TRIAL_QUIET_S,
+    known: MeasuredTable | None = None,
 ) -> Trial:
-    """Raises RankFailure where not even a pool of ranks with nothing but shared memory starts."""
+    """known: a table that is to count instead of the times of this trial.
+
+    Raises RankFailure where not even a pool of ranks with nothing but shared memory starts."""
     with _Trial(plan, tuple(messages), deadline_s, quiet_s) as trial:
         for name in (name for name in trial.names if name not in plan.parallel.without):
             say(f"trying collectives: {name}")
             trial.try_one(name)
-        return trial.result()
+        return trial.result(known)
 
 
 class _Trial:
@@ -94,14 +107,21 @@ class _Trial:
         if reason is not None:
             self._refused[name] = reason
 
-    def result(self) -> Trial:
+    def result(self, known: MeasuredTable | None = None) -> Trial:
         verdicts = [
             Verdict(message=message, backend=name, reason=self._refused.get(name) or reason)
             for message, name, reason in self._running().call(VerdictsCommand())
         ]
         refused = tuple(Refusal(backend=name, reason=reason) for name, reason in self._refused.items())
+        table = self._table(refused) if known is None else known
+        asked = ChoicesCommand(collectives=self._plan.parallel.collectives, table=table, refused=refused)
+        choices = [
+            Choice(message=message, backend=backend, rule=rule)
+            for message, backend, rule in self._running().call(asked)
+        ]
         return Trial(
-            table=self._table(refused),
+            table=table,
+            choices=tuple(choices),
             refused=refused,
             verdicts=tuple(verdicts),
             environment=self._running().environment_records,

@@ -53,7 +53,8 @@ class Replies:
         ranked = sorted(self.failures.values(), key=lambda failure: (_is_echo(failure), failure.rank))
         if not self.unanimous():
             for failure in ranked:
-                logger.error("rank %d failed:\n%s", failure.rank, failure.traceback)
+                if not failure.ours:  # what was raised on purpose says by itself what is wrong
+                    logger.error("rank %d failed:\n%s", failure.rank, failure.traceback)
         raise ranked[0].error
 
 
