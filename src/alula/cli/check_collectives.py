@@ -27,9 +27,7 @@ def check_collectives(parallel: ParallelConfig, device: str, model: str | None, 
     """Prints the tables, writes the profile where one is named and is not there, and returns the part of the document.
 
     Raises InvalidOption for options that no run would take, before anything is tried."""
-    import msgspec
-
-    from alula.cli.environment_table import environment_document, environment_table
+    from alula.cli.environment_table import environment_table
     from alula.comm.topology import detect_topology
     from alula.engine.comm_trial import try_backends
 
@@ -43,29 +41,34 @@ def check_collectives(parallel: ParallelConfig, device: str, model: str | None, 
     )
     output.human.print(_verdict_table(parallel.tp, trial.verdicts))
     output.human.print(environment_table(trial.environment))
-    document: dict[str, Any] = {
+    document = _document(parallel, topology, trial, messages)
+    document |= _show_times(trial, known is not None, output)
+    if path is not None and trial.table is not None and known is None and not parallel.without:
+        _write_profile(path, plan, messages, trial.table, output)
+    return document
+
+
+def _document(
+    parallel: ParallelConfig, topology: Topology | None, trial: Trial, messages: tuple[Message, ...]
+) -> dict[str, Any]:
+    import msgspec
+
+    from alula.cli.environment_table import environment_document
+
+    return {
         "tp": parallel.tp,
         "dtype": messages[0].dtype,
         "topology": None if topology is None else msgspec.to_builtins(topology),
         "environment": environment_document(trial.environment),
         "collectives": [
-            {
-                "op": verdict.message.op,
-                "bytes": verdict.message.num_bytes,
-                "backend": verdict.backend,
-                "refused": verdict.reason,
-            }
-            for verdict in trial.verdicts
+            {"op": v.message.op, "bytes": v.message.num_bytes, "backend": v.backend, "refused": v.reason}
+            for v in trial.verdicts
         ],
         "chosen": [
             {"op": c.message.op, "bytes": c.message.num_bytes, "backend": c.backend, "rule": c.rule}
             for c in trial.choices
         ],
     }
-    document |= _show_times(trial, known is not None, output)
-    if path is not None and trial.table is not None and known is None and not parallel.without:
-        _write_profile(path, plan, messages, trial.table, output)
-    return document
 
 
 def _prepared(
