@@ -12,6 +12,7 @@ from alula.profile.quantities import Quantity
 
 _WORTH_IT = 1.03  # another k must promise this much more to be named
 _WORTH_COMPUTED = 1.06  # the same where it is computed, not measured
+_NOTHING = 0.05  # of the cycles
 _LARGE_GAIN = 1.1  # from here on the wrong k is a cost, not fine tuning
 
 
@@ -29,6 +30,8 @@ class DraftLength(Hypothesis):
         rated = [point for point in case.sweep if point.tokens_per_s]
         if len(rated) > 1:
             return self._measured(case, rated)
+        if case.sums.by_position and case.sums.by_position[0] < _NOTHING:
+            return self.unknown("Next to nothing is accepted: no number of drafts suits that.")
         costs = _costs(case)
         computed = {k: (1 + sum(case.sums.by_position[:k])) / cost for k, cost in costs.items()}
         if not computed or case.sums.steps is None:
