@@ -450,7 +450,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         began = time.perf_counter()
         try:
-            found = measure(case, given.budget) | {"load_average": os.getloadavg()[0], "cpus": os.cpu_count()}
+            found = measure(case, given.budget) | {"load_average": os.getloadavg()[0], **_provenance(given.commit)}
             results[case.name] = found
         except Exception:  # noqa: BLE001  # the others go on
             traceback.print_exc()

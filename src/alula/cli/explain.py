@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec import to_builtins
 
-from alula.cli.bench import Limit, Prompts, PromptTokens
-from alula.cli.explain_live import Asked, live
-from alula.cli.options import Budget, EngineOptions, Json, OptionalModel, Raw, SamplingOptions, Shape
+from alula.cli.explain_live import LiveOptions, live
+from alula.cli.options import EngineOptions, Json, OptionalModel, SamplingOptions
 from alula.cli.output import Output, check_writable, write_file
 from alula.core.errors import InvalidOption
 
@@ -87,18 +86,12 @@ def explain(
     numbers: TypedOptions,
     engine: EngineOptions,
     sampling: SamplingOptions,
+    here: LiveOptions,
     model: OptionalModel = None,
-    shape: Shape = None,
     from_files: Files = None,
     baseline: Baseline = None,
     url: Url = None,
     compare: Compare = None,
-    prompts: Prompts = None,
-    prompt_tokens: PromptTokens = None,
-    limit: Limit = None,
-    max_tokens: Annotated[int, typer.Option(help="Live: longest answer.")] = 128,
-    raw: Raw = False,
-    budget: Budget = None,
     json_file: Json = None,
     html: Html = None,
 ) -> None:
@@ -111,10 +104,9 @@ def explain(
             return
         given = [*(from_files or []), *(baseline or []), *([url] if url else [])]
         found = None
-        if model is not None or shape is not None:
+        if model is not None or here.shape is not None:
             _refuse_mixture(numbers, given)
-            asked = Asked(model, shape, prompts, prompt_tokens, limit, max_tokens, raw, budget)
-            found = live(output, engine, sampling, asked)
+            found = live(output, engine, sampling, model, here)
             verdict = found.verdict
         else:
             verdict = _from_evidence(output, numbers, from_files or [], baseline or [], url)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from alula.cli.bench import _choose, _target
+import typer
+
+from alula.cli.bench import Limit, Prompts, PromptTokens, _choose, _target
 from alula.cli.engine import open_engine
-from alula.cli.options import EngineOptions, SamplingOptions
+from alula.cli.options import Budget, EngineOptions, Raw, SamplingOptions, Shape
 from alula.cli.output import Output
 from alula.core.errors import InvalidOption
 
@@ -16,21 +17,22 @@ if TYPE_CHECKING:
     from alula.lab.live import Live
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What to measure with which prompts, for how long."""
+@dataclass(frozen=True, kw_only=True)
+class LiveOptions:
+    """What to measure here, with which prompts, for how long."""
 
-    model: str | None
-    shape: str | None
-    prompts: list[Path] | None
-    prompt_tokens: int | None
-    limit: int | None
-    max_tokens: int
-    raw: bool
-    budget: float | None
+    shape: Shape = None
+    prompts: Prompts = None
+    prompt_tokens: PromptTokens = None
+    limit: Limit = None
+    max_tokens: Annotated[int, typer.Option(help="Live: longest answer.")] = 128
+    raw: Raw = False
+    budget: Budget = None
 
 
-def live(output: Output, engine: EngineOptions, sampling: SamplingOptions, asked: Asked) -> Live:
+def live(
+    output: Output, engine: EngineOptions, sampling: SamplingOptions, model: str | None, asked: LiveOptions
+) -> Live:
     """The verdict and what became of each experiment. A fault after the first measurement is said and judged around.
 
     What is served drafts always: whether that pays is what is asked. Raises UserErrors as `alula bench` does.
@@ -41,10 +43,11 @@ def live(output: Output, engine: EngineOptions, sampling: SamplingOptions, asked
         raise InvalidOption(f"--max-tokens is {asked.max_tokens}; expected 1 or more")
     if engine.speculate != "never":
         engine = replace(engine, speculate="always")
-    target = _target(asked.model, asked.shape)
+    target = _target(model, asked.shape)
     chosen = _choose(target, asked.prompts, asked.limit, asked.raw, asked.prompt_tokens, engine.seed)
     textless = asked.shape is not None or engine.tokens_per_cycle is not None
-    from alula.lab.budget import CPU_SECONDS, GPU_SECONDS, Budget
+    from alula.lab.budget import CPU_SECONDS, GPU_SECONDS
+    from alula.lab.budget import Budget as Seconds
     from alula.lab.laboratory import Workload
     from alula.lab.live import explain_live
 
@@ -58,7 +61,7 @@ def live(output: Output, engine: EngineOptions, sampling: SamplingOptions, asked
     )
     with open_engine(target, engine, output) as llm:
         usual = GPU_SECONDS if llm.describe().device == "cuda" else CPU_SECONDS
-        found = explain_live(llm, workload, Budget(asked.budget or usual), output.note)
+        found = explain_live(llm, workload, Seconds(asked.budget or usual), output.note)
     if found.outcome.fault is not None:
         if found.verdict.case.empty:
             raise found.outcome.fault

@@ -1,7 +1,7 @@
 """Listens to a group's collectives while cycles are served: how long each call took in this rank.
 
-What a call takes is transfer and waiting; only ranks together can tell them apart: of one call, the rank that came last
-waits for nobody, so the least time over the ranks is the transfer. Calls inside of a captured graph are not heard.
+What a call takes is transfer and waiting; only ranks together can tell them apart (experiments/collectives.py). Calls
+inside of a captured graph are not heard.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from alula.profile.quantities import Quantity
 _HEAVY, _LIGHT = 0.4, 0.25  # of a plain step, all drafting of a cycle
 _HEAVY_STEP = 0.25  # one draft step
 _SLOWER = 0.6  # of what a draft of this size should take: as much again, or nearly
+_SLOWER_OVER_RANKS = 1.5  # where each pass gathers and waits as well, which a layer of the target tells less of
 
 
 class DraftTooSlow(Hypothesis):
@@ -69,7 +70,8 @@ class DraftTooSlow(Hypothesis):
         told += f" By the target's own rate a draft of this size would take {shown(expected)} ms."
         told += f" Its collectives take {shown(others)} ms more than alone, waiting included." if others else ""
         seen = cited(seen, case.spec.all(Quantity.EXPECTED_MS))
-        if excess >= _SLOWER * expected and excess >= _LIGHT * total:
+        slower = _SLOWER if case.tp in (None, 1) else _SLOWER_OVER_RANKS
+        if excess >= slower * expected and excess >= _LIGHT * total:
             return self.confirmed(
                 told,
                 ms=excess,

@@ -1,7 +1,8 @@
 """What collectives cost in served cycles, rank by rank, against what the same calls take alone.
 
-Every rank serves the same requests and listens (lab/listening.py). Of each call the least time over the ranks is the
-transfer, the rest is waiting for a rank that came late.
+Every rank serves the same requests and listens (lab/listening.py). In each phase of a cycle the least total over ranks
+is what the collectives cost: the rank that always comes last waits for nobody, and where all come late in turn, that is
+the collectives' own doing. What a rank spends in them beyond that, it waits for a slower one.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Collectives(Experiment):
 
 
 class CycleCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """One cycle's collectives: ms of transfer and number of bytes of each call by phase, ms waited by rank."""
+    """One cycle's collectives: their ms and the calls (operation, bytes) by phase, ms waited by rank."""
 
     transfer_ms: dict[str, float]
     calls: dict[str, list[tuple[str, int]]]
@@ -69,17 +70,26 @@ def costs_by_cycle(ranks: Sequence[Served]) -> Iterator[CycleCosts]:
         if call[0].cycle in decoding and call[0].phase in _PHASES:
             by_cycle.setdefault(call[0].cycle, []).append(call)
     for index in sorted(by_cycle)[WARM_UP_CYCLES:]:
-        transfer: dict[str, float] = {}
-        made: dict[str, list[tuple[str, int]]] = {}
-        waited, waited_in = [0.0] * len(ranks), dict.fromkeys(_PHASES, 0.0)
-        for call in by_cycle[index]:
-            least = min(one.ms for one in call)
-            transfer[call[0].phase] = transfer.get(call[0].phase, 0.0) + least
-            made.setdefault(call[0].phase, []).append((call[0].op, call[0].num_bytes))
-            for rank, one in enumerate(call):
-                waited[rank] += one.ms - least
-            waited_in[call[0].phase] += call[0].ms - least
-        yield CycleCosts(transfer_ms=transfer, calls=made, waited_ms=tuple(waited), waited_in_ms=waited_in)
+        yield _costs(by_cycle[index], len(ranks))
+
+
+def _costs(calls: Sequence[tuple[Heard, ...]], num_ranks: int) -> CycleCosts:
+    """Of one cycle's calls, each as every rank heard it."""
+    made: dict[str, list[tuple[str, int]]] = {}
+    totals: dict[str, list[float]] = {}
+    for call in calls:
+        first = call[0]
+        made.setdefault(first.phase, []).append((first.op, first.num_bytes))
+        spent = totals.setdefault(first.phase, [0.0] * num_ranks)
+        for rank, one in enumerate(call):
+            spent[rank] += one.ms
+    whole = [sum(spent[rank] for spent in totals.values()) for rank in range(num_ranks)]
+    return CycleCosts(
+        transfer_ms={phase: min(spent) for phase, spent in totals.items()},
+        calls=made,
+        waited_ms=tuple(ms - min(whole) for ms in whole),
+        waited_in_ms={phase: spent[0] - min(spent) for phase, spent in totals.items()},
+    )
 
 
 def _decodes(cycle: CycleRecord) -> bool:

@@ -37,7 +37,11 @@ class DraftAlone(Experiment):
         sizes = laboratory.sizes
         if sizes is not None and sizes.head is not None:
             middle = {name: median_interval(times).median for name, times in found.items()}
-            step, extend = expected_ms(sizes, middle[f"{TARGET} 1"], middle[LOGITS], middle[FRAME])
+            alone = middle[f"{TARGET} 1"]
+            step, extend = (
+                ms * _slower_served(laboratory, alone)
+                for ms in expected_ms(sizes, alone, middle[LOGITS], middle[FRAME])
+            )
             laboratory.add(self.name, Quantity.EXPECTED_MS, (laboratory.steps - 1) * step, phase="draft")
             laboratory.add(self.name, Quantity.EXPECTED_MS, extend, phase="extend")
 
@@ -67,3 +71,9 @@ def expected_ms(sizes: Sizes, target_ms: float, logits_ms: float, frame_ms: floa
     logits = logits_ms * head.draft_vocab_size * head.hidden_size / (target.vocab_size * target.hidden_size)
     step = frame_ms + layer_ms * own / layer + logits
     return step, step + layer_ms * head.num_features * head.hidden_size / layer
+
+
+def _slower_served(laboratory: Laboratory, alone_ms: float) -> float:
+    """How many times as long the target's forward took in served plain steps: what slows that slows the draft too."""
+    served = [cycle.phases_ms["verify"] for cycle in laboratory.plain_cycles]
+    return max(1.0, median_interval(served).median / alone_ms) if served else 1.0
