@@ -9,6 +9,7 @@ import pytest
 
 import tiny_models
 from alula.comm.backends.flashinfer_pcie import FlashInferPcieBackend
+from alula.comm.environment_plan import plan_environment
 from alula.comm.process_groups import ProcessGroups
 from alula.comm.segment import Segment, create_segment_file
 from alula.comm.stored_profile import CommProfile
@@ -19,6 +20,7 @@ from alula.core.errors import InvalidOption
 from alula.core.sampling import SamplingParams
 from alula.core.shape import parse_shape
 from alula.engine.comm_settling import covers
+from alula.engine.comm_trial import telling
 from alula.engine.llm import LLM
 from alula.engine.messages import collective_messages
 from alula.models.checkpoint import open_checkpoint
@@ -152,3 +154,13 @@ def test_flashinfer_that_is_missing_is_a_reason(monkeypatch: pytest.MonkeyPatch)
     }
     for reason, other in refused.items():
         assert reason in str(backend.admits(other).reason)
+
+
+def test_a_trials_ranks_have_nccl_tell_how_it_runs_messages() -> None:
+    parallel = ParallelConfig(tp=2)
+    silent = plan_environment(parallel, "cuda", {})
+    assert telling(silent) == silent  # no log was asked for
+    logged = plan_environment(parallel, "cuda", {}, log_folder="/nowhere")
+    told = telling(logged)
+    assert told.shared["NCCL_DEBUG_SUBSYS"] == "INIT,ENV,TUNING"
+    assert {**told.shared, "NCCL_DEBUG_SUBSYS": logged.shared["NCCL_DEBUG_SUBSYS"]} == logged.shared

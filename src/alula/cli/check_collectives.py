@@ -64,6 +64,7 @@ def _document(
             {"op": v.message.op, "bytes": v.message.num_bytes, "backend": v.backend, "refused": v.reason}
             for v in trial.verdicts
         ],
+        "nccl_says": [msgspec.to_builtins(said) for said in trial.spoken],
         "chosen": [
             {"op": c.message.op, "bytes": c.message.num_bytes, "backend": c.backend, "rule": c.rule}
             for c in trial.choices
@@ -109,6 +110,9 @@ def _show_times(trial: Trial, stored: bool, output: Output) -> dict[str, Any]:
     from alula.comm.table import crossovers
 
     output.human.print(_choice_table(trial))
+    for said in trial.spoken:
+        told = f"{said.collective or 'a collective'} of {said.num_bytes} bytes: {said.algorithm} {said.protocol}"
+        output.human.print(f"NCCL says: {told}", markup=False, soft_wrap=True)
     if trial.table is None:
         return {}
     crossings = crossovers(trial.table)

@@ -14,6 +14,7 @@ from alula.comm.call import describe_call
 from alula.comm.capture import is_capturable
 from alula.comm.group import Group
 from alula.comm.join import choosable, make_rules
+from alula.comm.nccl_words import read_log
 from alula.comm.probe import Place, agree, probe
 from alula.comm.rules import choose
 from alula.comm.table import MeasuredTable
@@ -52,12 +53,18 @@ class ChoicesCommand(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[Refusal, ...]
 
 
+class SpokenCommand(msgspec.Struct, frozen=True):
+    """Asks which algorithm and protocol NCCL says that it ran the probes' messages with: nccl_log's Choices of this
+    rank. Only rank 0 of a communicator is told by NCCL."""
+
+
 class TrialPayload(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trial is about. prove: whether data is checked, or backends are only started."""
+    """What a trial is about. prove: whether data is checked, or backends are only started. log_folder: of NCCL."""
 
     messages: tuple[Message, ...]
     device: str
     prove: bool
+    log_folder: str | None = None
 
 
 class TrialWorker:
@@ -83,6 +90,9 @@ class TrialWorker:
             return self._probe(command.backend)
         if isinstance(command, TimeCommand):
             return self._time(command.backend)
+        if isinstance(command, SpokenCommand):
+            log = read_log(self._payload.log_folder)
+            return () if log is None else log.choices
         if isinstance(command, ChoicesCommand):
             return self._choices(command)
         return [

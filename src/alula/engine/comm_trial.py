@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from alula.comm import nccl_log
 from alula.comm.environment_plan import EnvironmentPlan
 from alula.comm.table import MeasuredTable
 from alula.comm.trial_worker import (
     ChoicesCommand,
     NamesCommand,
     ProbeCommand,
+    SpokenCommand,
     TimeCommand,
     TrialPayload,
     VerdictsCommand,
@@ -48,12 +50,14 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out. table: None where nothing was timed (ranks that share a GPU). environment: of the last ranks."""
+    """What came out. table: None where nothing was timed (ranks that share a GPU). environment: of the last ranks.
+    spoken: how NCCL says that it ran the probes' messages, whichever of its communicators."""
 
     table: MeasuredTable | None
     refused: tuple[Refusal, ...]
     verdicts: tuple[Verdict, ...]
     choices: tuple[Choice, ...] = ()
+    spoken: tuple[nccl_log.Choice, ...] = ()
     environment: tuple[EnvironmentRecord, ...] = ()
 
 
@@ -75,14 +79,27 @@ def try_backends(
         return trial.result(known)
 
 
+def telling(plan: EnvironmentPlan) -> EnvironmentPlan:
+    """The plan of a trial's ranks: NCCL also tells how it runs each message, which costs a line a call and is nothing
+    for a run."""
+    if plan.log_folder is None:
+        return plan
+    return msgspec.structs.replace(plan, shared={**plan.shared, "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING"})
+
+
 class _Trial:
     def __init__(
         self, plan: EnvironmentPlan, messages: tuple[Message, ...], deadline_s: float, quiet_s: float
     ) -> None:
-        self._plan = plan
+        self._plan = telling(plan)
         self._deadline_s = deadline_s
         self._quiet_s = quiet_s
-        self._payload = TrialPayload(messages=messages, device=plan.device, prove=plan.parallel.comm_proof != "off")
+        self._payload = TrialPayload(
+            messages=messages,
+            device=plan.device,
+            prove=plan.parallel.comm_proof != "off",
+            log_folder=plan.log_folder,
+        )
         self._refused = dict.fromkeys(plan.parallel.without, "left out by --without")
         self._tables: list[MeasuredTable] = []
         self._pool: RankPool | None = None
@@ -120,6 +137,7 @@ class _Trial:
             for message, backend, rule in self._running().call(asked)
         ]
         return Trial(
+            spoken=tuple(self._running().call(SpokenCommand())),
             table=table,
             choices=tuple(choices),
             refused=refused,
