@@ -156,8 +156,8 @@ def _named_boundaries(setup: Setup, finding: dict[str, Any]) -> Setup:
 
 
 def _to_half(healthy: dict[str, Any], k: int, more_ms: float = 0.0) -> float:
-    """Milliseconds that each of k passes must take longer for the draft's phases to cost half a plain step, which another
-    fault makes longer by `more_ms`."""
+    """Milliseconds that each of k passes must take longer for the draft's phases to cost half a plain step, which
+    another fault makes longer by `more_ms`."""
     return float(max(0.0, 0.5 * (healthy["plain_step_ms"] + more_ms) - healthy["draft_and_extend_ms"]) / k)
 
 
