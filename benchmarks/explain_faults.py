@@ -47,12 +47,13 @@ from alula.models.source import ModelSource  # noqa: E402
 REAL = "smollm2-135m"
 WARM_UP_CYCLES, BLOCK_TOKENS, FEWEST_BLOCKS = 3, 96, 4
 MS_TOLERANCE, SPEEDUP_TOLERANCE, REMAINDER_SHARE = 0.15, 0.10, 0.15
+HOST_MS = 2.0
 FORCED = 2.5  # tokens per cycle of random weights
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu"}
 SHAPES = {
     "small": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8},
     "wide": {"hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 16},
-    "deep": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 32, "num_attention_heads": 4},
+    "deep": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 64, "num_attention_heads": 4},
 }
 LOOPING = (
     "Repeat the word la one thousand times: la la la la la la la la la la la la la la la la la la la la",
@@ -154,9 +155,10 @@ def _named_boundaries(setup: Setup, finding: dict[str, Any]) -> Setup:
     return Setup(**{**vars(setup), "boundaries": tuple(map(int, found.group(1).split(",")))})
 
 
-def _to_half(healthy: dict[str, Any], k: int) -> float:
-    """Milliseconds that each of k passes must take longer for the draft's phases to cost half a plain step."""
-    return float(max(0.0, 0.5 * healthy["plain_step_ms"] - healthy["draft_and_extend_ms"]) / k)
+def _to_half(healthy: dict[str, Any], k: int, more_ms: float = 0.0) -> float:
+    """Milliseconds that each of k passes must take longer for the draft's phases to cost half a plain step, which
+    another fault makes longer by `more_ms`."""
+    return float(max(0.0, 0.5 * (healthy["plain_step_ms"] + more_ms) - healthy["draft_and_extend_ms"]) / k)
 
 
 def _lost_variable(healthy: dict[str, Any]) -> AbstractContextManager[None]:
@@ -167,8 +169,8 @@ def _two(healthy: dict[str, Any]) -> AbstractContextManager[None]:
     from contextlib import ExitStack
 
     stack = ExitStack()
-    stack.enter_context(fault_plants.host_sleep(2.0))
-    stack.enter_context(fault_plants.slow_draft(_to_half(healthy, 3)))
+    stack.enter_context(fault_plants.host_sleep(HOST_MS))
+    stack.enter_context(fault_plants.slow_draft(_to_half(healthy, 3, HOST_MS)))
     return stack
 
 
@@ -179,7 +181,7 @@ CASES: tuple[Case, ...] = (
         "host_sleep",
         Setup(),
         ("host_or_launch_bound",),
-        plant=lambda healthy: fault_plants.host_sleep(2.0),
+        plant=lambda healthy: fault_plants.host_sleep(HOST_MS),
         what="the host sleeps 2 ms in every cycle",
     ),
     Case(

@@ -46,6 +46,13 @@ def sleep(seconds: float) -> None:
         time.sleep(seconds)
 
 
+def work(seconds: float) -> None:
+    """Keeps the core busy: who is slow works, and leaves nobody else the core or its caches."""
+    end = time.perf_counter() + seconds
+    while _Switch.on and time.perf_counter() < end:
+        pass
+
+
 @contextmanager
 def host_sleep(ms: float) -> Iterator[None]:
     """The host sleeps before it schedules a cycle."""
@@ -65,7 +72,7 @@ def slow_draft(ms: float) -> Iterator[None]:
     call = DraftModel.__call__
 
     def slow(self: DraftModel, *arguments: Any, **named: Any) -> Any:
-        sleep(ms / 1e3)
+        work(ms / 1e3)
         return call(self, *arguments, **named)
 
     with mock.patch.object(DraftModel, "__call__", slow):
@@ -116,12 +123,12 @@ def build_delay_of_large(spec: EngineSpec, group: Group) -> backends.Worker:
 
 
 def build_slow_rank(spec: EngineSpec, group: Group) -> backends.Worker:
-    """The last rank sleeps in each of its own MLPs: it works longer, its collectives are as quick as ever."""
+    """The last rank takes longer in each of its own MLPs: it works, its collectives are as quick as ever."""
     if group.rank == group.size - 1:
         call, seconds = GatedMLP.__call__, float(os.environ[DURATION]) / 1e3
 
         def slow(self: GatedMLP, *arguments: Any, **named: Any) -> Any:
-            sleep(seconds)
+            work(seconds)
             return call(self, *arguments, **named)
 
         GatedMLP.__call__ = slow  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ from alula.profile.quantities import Quantity
 _HEAVY, _LIGHT = 0.4, 0.25  # of a plain step, all drafting of a cycle
 _HEAVY_STEP = 0.25  # one draft step
 _SLOWER = 0.6  # of what a draft of this size should take: as much again, or nearly
+_OF_CYCLE = 0.1  # what a draft takes beyond its size is worth a look from here on
 _SLOWER_OVER_RANKS = 1.5  # where each pass gathers and waits as well, which a layer of the target tells less of
 
 
@@ -41,7 +42,9 @@ class DraftTooSlow(Hypothesis):
         one_step = case.spec.number(Quantity.DRAFT_STEP_MS)
         heavy = share >= _HEAVY or (one_step is not None and one_step / sums.plain_ms.value >= _HEAVY_STEP)
         expected = _expected(case)
-        if heavy and expected is not None:
+        cycle = sums.cycle_ms
+        far = expected is not None and cycle is not None and total - expected >= _OF_CYCLE * cycle.value
+        if expected is not None and (heavy or far):
             return self._against_expected(case, total, expected, told, seen)
         if heavy:
             floor = case.spec.number(Quantity.FLOOR_MS, phase="draft")
