@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -64,9 +65,15 @@ def test_a_plug_in_is_timed_and_refused_for_what_it_costs(install: Install) -> N
             "shared_memory",
             "torch_distributed",
         }
+        assert summed(pool).measured_us is not None
+    us = {"shared_memory": 5.0, "torch_distributed": 300.0, "toy_right": 40.0}
+    planted = tuple(msgspec.structs.replace(timing, us=us[timing.backend]) for timing in rules.table.timings)
+    known = TuningPlan(messages=MESSAGES, table=msgspec.structs.replace(rules.table, timings=planted))
+    with make_pool(tuning=known) as pool:
         record = summed(pool)
+        assert (record.backend, record.measured_us) == ("shared_memory", 5.0)
         (refusal,) = [refusal for refusal in record.refused if refusal.backend == "toy_right"]
-        assert refusal.reason.endswith(" us") and record.backend in refusal.reason
+        assert refusal.reason == "40.0 us, shared_memory 5.0 us"
 
 
 @pytest.mark.parametrize(

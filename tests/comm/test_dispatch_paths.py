@@ -34,7 +34,7 @@ def test_a_difference_has_sizes_and_both_reasons() -> None:
     assert (found.decode_backend, found.decode_bytes) == ("one_shot", (14336,))
     assert (found.verify_backend, found.verify_bytes) == ("nccl", (28672, 57344))
     assert found.decode_because == "30.0 us, one_shot 9.0 us"
-    assert found.verify_because == "57344 bytes exceed 16384; 28672 bytes exceed 16384"
+    assert found.verify_because == ("28672 bytes: 28672 bytes exceed 16384; 57344 bytes: 57344 bytes exceed 16384")
 
 
 def test_without_a_table_the_order_is_the_reason() -> None:
