@@ -51,11 +51,22 @@ def table_of(llm: LLM) -> MeasuredTable | None:
     return None if table is None else msgspec.convert(table, MeasuredTable)
 
 
-def test_a_profile_is_written_once_and_spares_the_next_start_its_measurement(tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, MeasuredTable]:
+    """A profile as a first start writes it, and the table that this start measured."""
+    path = tmp_path_factory.mktemp("profiles") / "profile.json"
     with open_llm(comm_profile=str(path)) as llm:
         measured = table_of(llm)
-    assert measured is not None and not measured.captured
+    assert measured is not None
+    return path.read_bytes(), measured
+
+
+def test_a_profile_is_written_once_and_spares_the_next_start_its_measurement(
+    tmp_path: Path, written: tuple[bytes, MeasuredTable]
+) -> None:
+    path, measured = tmp_path / "profile.json", written[1]
+    path.write_bytes(written[0])
+    assert not measured.captured
     assert {timing.backend for timing in measured.timings} == {"shared_memory", "torch_distributed"}
     stored = msgspec.json.decode(path.read_bytes(), type=CommProfile)
     assert stored.table == measured
@@ -63,12 +74,10 @@ def test_a_profile_is_written_once_and_spares_the_next_start_its_measurement(tmp
         assert table_of(llm) == measured
 
 
-def test_the_stored_table_decides(tmp_path: Path) -> None:
+def test_the_stored_table_decides(tmp_path: Path, written: tuple[bytes, MeasuredTable]) -> None:
     """A planted one: gloo is the faster for everything. The records say so, with its numbers."""
     path = tmp_path / "profile.json"
-    with open_llm(comm_profile=str(path)):
-        pass
-    stored = msgspec.json.decode(path.read_bytes(), type=CommProfile)
+    stored = msgspec.json.decode(written[0], type=CommProfile)
     us = {"shared_memory": 50.0, "torch_distributed": 5.0}
     planted = tuple(msgspec.structs.replace(timing, us=us[timing.backend]) for timing in stored.table.timings)
     table = msgspec.structs.replace(stored.table, timings=planted)
@@ -83,11 +92,9 @@ def test_the_stored_table_decides(tmp_path: Path) -> None:
         assert all("50.0 us, torch_distributed 5.0 us" in record.refused[0].reason for record in sums)
 
 
-def test_another_machines_profile_stops_the_start(tmp_path: Path) -> None:
+def test_another_machines_profile_stops_the_start(tmp_path: Path, written: tuple[bytes, MeasuredTable]) -> None:
     path = tmp_path / "profile.json"
-    with open_llm(comm_profile=str(path)):
-        pass
-    stored = msgspec.json.decode(path.read_bytes(), type=CommProfile)
+    stored = msgspec.json.decode(written[0], type=CommProfile)
     key = msgspec.structs.replace(stored.key, num_ranks=8, torch="1.0")
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(stored, key=key)))
     with pytest.raises(InvalidOption, match=r"torch was '1.0' and is .*; num_ranks was 8 and is 2"):
