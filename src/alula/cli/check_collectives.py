@@ -80,7 +80,7 @@ def _prepared(
     from alula.comm.host_plan import plan_for_host
     from alula.comm.stored_profile import load_profile
     from alula.core.environment import inherited
-    from alula.engine.comm_settling import leaving_out, profile_key
+    from alula.engine.comm_settling import leaving_out, profile_key, profile_path
 
     check_name(parallel.collectives)
     leaving_out(parallel)
@@ -89,7 +89,7 @@ def _prepared(
             output.note(f"{option} has no effect on ranks of a CPU")
     plan = plan_for_host(parallel, device, inherited())
     messages = _messages(model, parallel, device, output)
-    path = None if parallel.comm_profile is None else Path(parallel.comm_profile)
+    path = profile_path(parallel)
     known = None if path is None else load_profile(path, profile_key(plan, messages[0].dtype))
     return plan, messages, path, known
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as distributed
+from torch import Tensor
 
 from alula.comm.device_deadline import wait_for
 from alula.comm.patience import Peers
@@ -22,6 +23,8 @@ from alula.comm.segment import Segment
 from alula.core.errors import RankFailure
 
 T = TypeVar("T")
+# torch 2.13 renamed it and warns of the old name.
+_gather_into = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.005
 
@@ -57,6 +60,17 @@ class ProcessGroups:
                 group_desc=name,
             ),
         )
+
+    def gather(self, x: Tensor, group: Any, what: str) -> Tensor:
+        """Every rank's tensor, [ranks, *shape], over one of the groups. Sent as bytes: no library minds the dtype."""
+        joined = torch.empty((self.num_ranks, *x.shape), dtype=x.dtype, device=x.device)
+        sent, received = _as_bytes(x.contiguous()), _as_bytes(joined)
+        self.run(what, lambda: _gather_into(received, sent, group=group))
+        return joined
+
+    def broadcast(self, x: Tensor, root: int, group: Any, what: str) -> None:
+        """Writes the root's values into `x`, which is contiguous, over one of the groups."""
+        self.run(what, lambda: distributed.broadcast(_as_bytes(x), root, group=group))
 
     def settle(self, what: str) -> None:
         """Until the device has done what was launched. Raises RankFailure where other ranks keep it from that."""
@@ -122,3 +136,8 @@ class ProcessGroups:
             wait_for_workers=False,
             **options,
         )
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    """The same memory as a flat tensor of bytes. `x` is contiguous."""
+    return x.view(-1).view(torch.uint8)

@@ -34,7 +34,7 @@ def settle(
     parallel = plan.parallel
     check_collectives(parallel.collectives)
     left_out = leaving_out(parallel)
-    path = None if parallel.comm_profile is None else Path(parallel.comm_profile)
+    path = profile_path(parallel)
     key = profile_key(plan, dtype)
     known = None if path is None else load_profile(path, key)
     if known is not None and covers(known, messages, backend_names()):
@@ -64,9 +64,14 @@ def leaving_out(parallel: ParallelConfig) -> tuple[Refusal, ...]:
 
 def keep(plan: EnvironmentPlan, dtype: str, table: MeasuredTable | None) -> None:
     """Stores what ranks have measured for themselves, where a file is named and does not exist yet."""
-    path = None if plan.parallel.comm_profile is None else Path(plan.parallel.comm_profile)
+    path = profile_path(plan.parallel)
     if path is not None and table is not None and not path.exists() and not plan.parallel.without:
         save_profile(path, profile_key(plan, dtype), table)
+
+
+def profile_path(parallel: ParallelConfig) -> Path | None:
+    """The file of --comm-profile, where one is named."""
+    return None if parallel.comm_profile is None else Path(parallel.comm_profile)
 
 
 def covers(table: MeasuredTable, messages: Sequence[Message], names: Sequence[str]) -> bool:

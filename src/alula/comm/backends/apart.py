@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from alula.comm.backends.protocol import SUM_ONTO, YES, Verdict, no
+from alula.comm.backends.protocol import SUM_ONTO, YES, Partial, Verdict
 from alula.comm.call import CollectiveCall
 from alula.kernels.reference.fused import Norm, Stream
 
@@ -18,7 +18,7 @@ AllReduce = Callable[[Tensor], Tensor]
 Enter = Callable[[Tensor, Norm], Stream]
 
 
-class ApartBackend:
+class ApartBackend(Partial):
     """all_reduce_by: what sums while backends are tried. In a run the group sums, and calls `add`."""
 
     name = NAME
@@ -31,7 +31,7 @@ class ApartBackend:
         self.all_reduce_by: AllReduce | None = None
 
     def admits(self, call: CollectiveCall) -> Verdict:
-        return YES if call.op == SUM_ONTO else no(f"has no {call.op}")
+        return YES
 
     def add(self, sum_RH: Tensor, onto_RH: Tensor, norm: Norm) -> Stream:
         """onto + a sum that was made already, ready for `norm`."""
@@ -41,15 +41,6 @@ class ApartBackend:
         """onto + the sum of y over ranks, ready for `norm`."""
         assert self.all_reduce_by is not None
         return self.add(self.all_reduce_by(y_RH), onto_RH, norm)
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        raise AssertionError("not admitted")
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        raise AssertionError("not admitted")
-
-    def broadcast(self, x: Tensor, root: int) -> Tensor:
-        raise AssertionError("not admitted")
 
     def close(self) -> None:
         """Holds nothing."""

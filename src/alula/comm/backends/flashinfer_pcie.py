@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alula.comm.backends.protocol import YES, Verdict, no
+from alula.comm.backends.protocol import YES, Partial, Verdict, no
 from alula.comm.call import ALIGNMENT_BYTES, CollectiveCall
 from alula.comm.process_groups import ProcessGroups
 
@@ -25,7 +25,7 @@ DTYPES = ("bfloat16", "float16")
 MAX_BYTES = 1 << 20
 
 
-class FlashInferPcieBackend:
+class FlashInferPcieBackend(Partial):
     """Sums only: `ops` tells the dispatcher that the other operations are nobody's fault."""
 
     name = NAME
@@ -41,8 +41,6 @@ class FlashInferPcieBackend:
     def admits(self, call: CollectiveCall) -> Verdict:
         if self._refusal is not None:
             return no(self._refusal)
-        if call.op != "all_reduce":
-            return no(f"FlashInfer has no {call.op} of this kind")
         if call.device != "cuda":
             return no(f"the tensor is on {call.device}; peers write CUDA memory only")
         if call.num_ranks not in RANKS:
@@ -68,12 +66,6 @@ class FlashInferPcieBackend:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return self._workspace.all_reduce(x.contiguous())
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        raise AssertionError("not admitted")
-
-    def broadcast(self, x: Tensor, root: int) -> Tensor:
-        raise AssertionError("not admitted")
 
     def close(self) -> None:
         if self._workspace is not None:

@@ -8,11 +8,6 @@ import torch
 from torch import Tensor
 
 
-def as_bytes(x: Tensor) -> Tensor:
-    """The same memory as a flat tensor of bytes, which every library can send. `x` is contiguous."""
-    return x.view(-1).view(torch.uint8)
-
-
 def join_ranks(gathered: Tensor, dim: int) -> Tensor:
     """[ranks, *shape] as the ranks' tensors side by side along `dim` of shape. No copy where one row has nothing to be
     interleaved with: the logits of a single token."""

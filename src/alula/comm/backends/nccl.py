@@ -16,7 +16,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from alula.comm.backends.joining import as_bytes, join_ranks
+from alula.comm.backends.joining import join_ranks
 from alula.comm.backends.protocol import YES, Verdict, no
 from alula.comm.call import CollectiveCall
 from alula.comm.communicator_guard import note_created
@@ -27,7 +27,6 @@ LOW_LATENCY, DEFAULT = "nccl_low_latency", "nccl"
 LOW_LATENCY_VARIABLES = {"NCCL_PROTO": "LL"}
 # Beyond it the low-latency protocol halves the bandwidth for nothing: flags travel with every four bytes.
 LOW_LATENCY_BYTES = 1 << 20
-_gather_into = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
 
 class NcclBackend:
@@ -76,26 +75,20 @@ class NcclBackend:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         dense = x.contiguous()
-        self._run("all_reduce", lambda: distributed.all_reduce(dense, group=self._group))
+        self._groups.run(f"all_reduce of {self.name}", lambda: distributed.all_reduce(dense, group=self._group))
         return dense
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        joined = torch.empty((self._groups.num_ranks, *x.shape), dtype=x.dtype, device=x.device)
-        sent, received = as_bytes(x.contiguous()), as_bytes(joined)
-        self._run("all_gather", lambda: _gather_into(received, sent, group=self._group))
-        return join_ranks(joined, dim)
+        return join_ranks(self._groups.gather(x, self._group, f"all_gather of {self.name}"), dim)
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         dense = x.contiguous()
-        self._run("broadcast", lambda: distributed.broadcast(as_bytes(dense), root, group=self._group))
+        self._groups.broadcast(dense, root, self._group, f"broadcast of {self.name}")
         return x if dense is x else x.copy_(dense)
 
     def close(self) -> None:
         """The groups are closed by the one who made them."""
         self._group = None
-
-    def _run(self, what: str, operation: Any) -> None:
-        self._groups.run(f"{what} of {self.name}", operation)
 
 
 def nccl_backends(groups: ProcessGroups, planned: Mapping[str, str]) -> tuple[NcclBackend, NcclBackend]:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alula.comm.backends.protocol import SUM_ONTO, YES, Verdict, no
-from alula.comm.call import CollectiveCall
+from alula.comm.backends.protocol import SUM_ONTO, YES, Partial, Verdict, no
+from alula.comm.call import CollectiveCall, rows_of
 from alula.comm.process_groups import ProcessGroups
 from alula.kernels.gpu.launch import refusal as kernel_refusal
 from alula.kernels.reference.fused import Norm, Stream
@@ -22,7 +22,7 @@ NAME = "peer_push"
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
-class PeerPushBackend:
+class PeerPushBackend(Partial):
     """Any number of ranks, fp32, rank order."""
 
     name = NAME
@@ -39,8 +39,6 @@ class PeerPushBackend:
     def admits(self, call: CollectiveCall) -> Verdict:
         if self._refusal is not None:
             return no(self._refusal)
-        if call.op not in self.ops:
-            return no(f"has no {call.op}")
         if call.device != "cuda":
             return no(f"the tensor is on {call.device}; peers write CUDA memory only")
         if call.dtype not in _DTYPES:
@@ -72,7 +70,7 @@ class PeerPushBackend:
     def all_reduce(self, x: Tensor) -> Tensor:
         from alula.kernels.gpu.peer_sum import peer_sum
 
-        rows = x.contiguous().view(x.shape[0] if x.dim() == 2 else 1, -1)
+        rows = x.contiguous().view(rows_of(x), -1)
         return peer_sum(rows, self._boxes).view(x.shape)
 
     def sum_onto(self, y_RH: Tensor, onto_RH: Tensor, norm: Norm) -> Stream:
@@ -80,12 +78,6 @@ class PeerPushBackend:
         from alula.kernels.gpu.peer_sum import peer_sum_onto
 
         return peer_sum_onto(y_RH.contiguous(), onto_RH.contiguous(), norm, self._boxes)
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        raise AssertionError("not admitted")
-
-    def broadcast(self, x: Tensor, root: int) -> Tensor:
-        raise AssertionError("not admitted")
 
     def close(self) -> None:
         self._boxes = self._memory = None

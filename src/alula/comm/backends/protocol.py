@@ -134,6 +134,19 @@ class Narrowed:
         self._backend.close()
 
 
+class Partial:
+    """Base of backends that lack operations, by their `ops`: those are never admitted, so nobody calls them."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        raise AssertionError("not admitted")
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        raise AssertionError("not admitted")
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        raise AssertionError("not admitted")
+
+
 class Unavailable:
     """Stands for a backend that cannot be used at all, so that records and `alula check` can say why."""
 

@@ -12,18 +12,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from alula.comm.backends.joining import as_bytes, join_ranks
+from alula.comm.backends.joining import join_ranks
 from alula.comm.backends.protocol import YES, Verdict, no
 from alula.comm.backends.reduction import sum_in_rank_order
 from alula.comm.call import CollectiveCall
 from alula.comm.process_groups import ProcessGroups
-
-# torch 2.13 renamed it and warns of the old name.
-_gather_into = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
 STAGED_DEVICES = ("cuda",)
 
@@ -69,7 +65,7 @@ class TorchDistributedBackend:
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         self.start()
         dense = self._sent(x)
-        self._groups.run("broadcast", lambda: distributed.broadcast(as_bytes(dense), root, group=self._group_of(x)))
+        self._groups.broadcast(dense, root, self._group_of(x), "broadcast")
         return x if dense is x else x.copy_(dense)
 
     def close(self) -> None:
@@ -77,14 +73,10 @@ class TorchDistributedBackend:
         self._group = None
 
     def _gather(self, x: Tensor) -> Tensor:
-        """Every rank's tensor, [ranks, *shape] on the device of x. Sent as bytes: no library then minds the dtype."""
+        """Every rank's tensor, [ranks, *shape] on the device of x."""
         self.start()
         sent = self._sent(x)
-        joined = torch.empty((self._groups.num_ranks, *x.shape), dtype=x.dtype, device=sent.device)
-        self._groups.run(
-            "all_gather", lambda: _gather_into(as_bytes(joined), as_bytes(sent), group=self._group_of(sent))
-        )
-        return joined.to(x.device)
+        return self._groups.gather(sent, self._group_of(sent), "all_gather").to(x.device)
 
     def _sent(self, x: Tensor) -> Tensor:
         return x.contiguous().cpu() if x.device.type in STAGED_DEVICES else x.contiguous()

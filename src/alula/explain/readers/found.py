@@ -6,6 +6,7 @@ Knows prefixes of log lines, no engine.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 
@@ -36,28 +37,21 @@ class Place(msgspec.Struct, frozen=True):
         """One value; None, which an absent setting gives, adds nothing."""
         if value is None:
             return
-        self.sink.add(
-            quantity,
-            value,
-            line=self.line,
-            text=self.text,
-            engine=self.engine,
-            reader=self.reader,
-            scope=Scope(**scope) if scope else None,  # type: ignore[arg-type]
-        )
+        self.sink.add(quantity, value, **self._place(scope))
 
     def sample(self, quantity: Quantity, value: float | None, **scope: object) -> None:
         if value is None:
             return
-        self.sink.sample(
-            quantity,
-            value,
-            line=self.line,
-            text=self.text,
-            engine=self.engine,
-            reader=self.reader,
-            scope=Scope(**scope) if scope else None,  # type: ignore[arg-type]
-        )
+        self.sink.sample(quantity, value, **self._place(scope))
+
+    def _place(self, scope: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "line": self.line,
+            "text": self.text,
+            "engine": self.engine,
+            "reader": self.reader,
+            "scope": Scope(**scope) if scope else None,
+        }
 
 
 def rank_of(text: str) -> int | None:
